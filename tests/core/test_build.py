@@ -1,0 +1,91 @@
+"""zoo.build and zoo.why as a user calls them; every error before anything is built."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import zoo_core as zoo
+from zoo_core import builder, registry
+from zoo_core.errors import DoesNotFit, OptionError, UnknownName
+
+
+def tiny(name: str = "bert") -> dict:
+    return registry.architecture(name).adapter().tiny()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "message"),
+    [
+        ({"architecture": "brt"}, UnknownName, "did you mean 'bert'"),
+        ({"attention": "linfomer"}, UnknownName, "did you mean 'linformer'"),
+        ({"attention": "linformer", "options": {"rnk": 3}}, OptionError, "did you mean 'rank'"),
+        (
+            {"attention": "linformer", "options": {"rank": 0}},
+            OptionError,
+            "below its lower bound 1",
+        ),
+        ({"attention": "linformer", "options": {"rank": 2.5}}, OptionError, "must be int"),
+        ({"attention": "linformer", "options": {"rank": True}}, OptionError, "must be int"),
+        ({"attention": "linear", "layers": "0-9"}, OptionError, "this model has layers 0-1"),
+        ({"attention": "linear", "hiden_size": 3}, OptionError, "did you mean 'hidden_size'"),
+        ({"attention": "linear", "task": "masked"}, OptionError, "masked-lm"),
+        ({"attention": "linformer", "is_decoder": True}, DoesNotFit, "no causal form"),
+        ({"architecture": "bert:large"}, OptionError, "no variants"),
+        ({"architecture": 3}, OptionError, "must be a name"),
+    ],
+)
+def test_mistakes_are_named_before_a_model_is_made(
+    arguments: dict, kind: type[Exception], message: str, monkeypatch
+) -> None:
+    made = []
+    monkeypatch.setattr(builder, "apply", lambda *a, **k: made.append(a))
+    with pytest.raises(kind, match=message):
+        zoo.build(**{"architecture": "bert", **tiny(), **arguments})
+    assert not made
+
+
+def test_why_is_empty_exactly_where_build_works() -> None:
+    assert zoo.why("bert", "linformer", **tiny()) == []
+    reasons = zoo.why("bert", "linformer", is_decoder=True, **tiny())
+    assert len(reasons) == 1
+    assert "no causal form" in reasons[0]
+    assert "'rnk'" in zoo.why("bert", ("linformer", {"rnk": 3}), **tiny())[0]
+
+
+def test_a_seed_decides_the_whole_build_and_leaves_the_global_generator_alone() -> None:
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    first = zoo.build("bert", "performer", seed=1, **tiny()).state_dict()
+    assert torch.equal(torch.get_rng_state(), before)
+    again = zoo.build("bert", "performer", seed=1, **tiny()).state_dict()
+    other = zoo.build("bert", "performer", seed=2, **tiny()).state_dict()
+    assert all(torch.equal(first[key], again[key]) for key in first)
+    assert any(not torch.equal(first[key], other[key]) for key in first if ".zoo." in key)
+
+
+def test_rules_by_layer() -> None:
+    model = zoo.build("bert", {"0": "local", "1-": ("linformer", {"rank": 8})}, **tiny())
+    sites = zoo.inspect(model).sites
+    assert [site.mechanism for site in sites] == ["zoo-core/local", "zoo-core/linformer"]
+    assert sites[1].options["rank"] == 8
+
+
+def test_build_returns_the_hosts_own_class() -> None:
+    import transformers
+
+    assert type(zoo.build("bert", **tiny())) is transformers.BertModel
+    headed = zoo.build("bert", task="sequence-classification", num_labels=7, **tiny())
+    assert type(headed) is transformers.BertForSequenceClassification
+    assert headed.num_labels == 7
+
+
+def test_a_default_device_of_meta_does_not_reach_the_mechanism() -> None:
+    with torch.device("meta"):
+        model = zoo.build("bert", "performer", **tiny())
+    module = model.encoder.layer[0].attention.self.zoo
+    assert {buffer.device.type for buffer in module.buffers()} == {"meta"}
+
+
+def test_auxiliary_loss_is_zero_without_any() -> None:
+    assert zoo.auxiliary_loss(zoo.build("bert", "linear", **tiny())) == 0

@@ -1,0 +1,112 @@
+"""Build a host model with its attention patched."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import nn
+
+from zoo_core import registry
+from zoo_core.architecture import Architecture
+from zoo_core.errors import OptionError
+from zoo_core.mechanism import Options
+from zoo_core.patching import apply
+from zoo_core.plan import Attention, Layers, Rule, plan, rules
+
+
+def build(
+    architecture: str,
+    attention: Attention | None = None,
+    *,
+    options: Mapping[str, Any] | Options | None = None,
+    layers: Layers | None = None,
+    pretrained: bool | str = False,
+    task: str | None = None,
+    max_length: int | None = None,
+    seed: int | None = None,
+    **model_kwargs: Any,
+) -> nn.Module:
+    """Build a model of the host library's own class, with its attention replaced.
+
+    architecture: a family ("bert"), "family:variant" ("vit:vit_tiny_patch16_224"), or a preset.
+    attention: a mechanism, a preset, ("linformer", {"rank": 128}), or rules by layer
+        {"0-3": "local", "4-": ("linformer", {"rank": 128})}; softmax unless a preset says more.
+    options, layers: for a single mechanism; layers as 3, "0-3", "4-", "0,2,5-7", "self", "cross".
+    pretrained: True (the family's default), a directory, or "owner/name@revision".
+    task: a transformers head such as "sequence-classification" or "masked-lm".
+    max_length: longest input in tokens; beyond the pretrained one positions are extended.
+    seed: for the whole build; leaves torch's global generator alone.
+    model_kwargs: override the host's config, or go to timm.create_model.
+
+    Raises UnknownName, OptionError or DoesNotFit before any weights are made or fetched.
+    """
+    order = Order.of(
+        architecture,
+        attention,
+        options=options,
+        layers=layers,
+        pretrained=pretrained,
+        task=task,
+        max_length=max_length,
+        **model_kwargs,
+    )
+    order.check()
+    quiet = torch.random.fork_rng(devices=[]) if seed is not None else nullcontext()
+    with quiet:
+        if seed is not None:
+            torch.manual_seed(seed)
+        model = order.host.adapter().create(order.variant, **order.how)
+    apply(model, order.rules, seed=seed)
+    return model
+
+
+@dataclass(frozen=True)
+class Order:
+    """What to build, with every name resolved: host, variant, arguments of `create`, rules."""
+
+    name: str
+    host: Architecture
+    variant: str | None
+    how: dict[str, Any]
+    rules: list[Rule]
+
+    @classmethod
+    def of(
+        cls,
+        architecture: str,
+        attention: Attention | None,
+        *,
+        options: Mapping[str, Any] | Options | None,
+        layers: Layers | None,
+        **how: Any,
+    ) -> Self:
+        """Expand a preset and look everything up. Raises UnknownName or OptionError."""
+        if preset := registry.preset(architecture):
+            how = {**preset.model_kwargs, **how}
+            attention = preset.attention if attention is None else attention
+            if how.get("max_length") is None:
+                how["max_length"] = preset.max_length
+            architecture = preset.architecture
+        chosen = rules(
+            "softmax" if attention is None else attention, options=options, layers=layers
+        )
+        host, variant = find(architecture)
+        return cls(architecture, host, variant, how, chosen)
+
+    def check(self) -> None:
+        """Plan on a sketch of the model, for which no weights are made or fetched."""
+        adapter = self.host.adapter()
+        sketch = adapter.create(self.variant, skeleton=True, **self.how)
+        plan(self.rules, adapter.sites(sketch), model=self.name)
+
+
+def find(architecture: str) -> tuple[Architecture, str | None]:
+    """Split "family:variant" and look the family up."""
+    if not isinstance(architecture, str):
+        raise OptionError(f"architecture must be a name, not {architecture!r}")
+    family, _, variant = architecture.partition(":")
+    return registry.architecture(family), variant or None

@@ -1,0 +1,311 @@
+"""Patch a model's attention: all or nothing, stackable, exactly restorable."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from zoo_core import plugins, registry
+from zoo_core.architecture import Architecture, ArchitectureAdapter
+from zoo_core.errors import PatchError
+from zoo_core.mechanism import Options
+from zoo_core.plan import Attention, Layers, Plan, Rule, Step, plan, rules
+
+_STACK = "zoo_patches"
+
+
+@dataclass(eq=False)
+class Patch:
+    """One patch of one model: what was planned, and the modules built for it, by site path.
+
+    As a context manager it restores on exit. Patches stack; where two cover a layer the later one
+    is in force, and they may be restored in any order.
+    """
+
+    model: nn.Module = field(repr=False)
+    architecture: str
+    attention: list[dict[str, Any]]
+    modules: dict[str, nn.Module] = field(repr=False)
+
+    def restore(self) -> None:
+        """Take this patch off; without any left the model is bit-identical to the stock one."""
+        stack = stack_of(self.model)
+        if stack is None or self not in stack.patches:
+            raise PatchError("this patch was already restored")
+        stack.remove(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        stack = stack_of(self.model)
+        if stack is not None and self in stack.patches:
+            self.restore()
+
+
+@dataclass(eq=False)
+class Stack:
+    """The patches in force on one model, oldest first; kept on the model, so that it travels."""
+
+    model: nn.Module
+    adapter: ArchitectureAdapter
+    patches: list[Patch] = field(default_factory=list)
+    undo: Callable[[], None] | None = None
+
+    def add(self, patch: Patch) -> None:
+        """Put a patch on top, or leave the model as it was and raise."""
+        self._replace([*self.patches, patch])
+
+    def remove(self, patch: Patch) -> None:
+        """Take a patch off."""
+        self._replace([other for other in self.patches if other is not patch])
+
+    def in_force(self, patches: Sequence[Patch] | None = None) -> dict[str, nn.Module]:
+        """The module that runs at each patched site."""
+        chosen: dict[str, nn.Module] = {}
+        for patch in self.patches if patches is None else patches:
+            chosen.update(patch.modules)
+        return chosen
+
+    def attention(self, patches: Sequence[Patch] | None = None) -> list[dict[str, Any]]:
+        """The manifest's attention block of what runs, one entry per mechanism and options."""
+        patches = self.patches if patches is None else patches
+        entries = [(patch, entry) for patch in patches for entry in patch.attention]
+        covered: set[tuple[str, int]] = set()
+        block: list[dict[str, Any]] = []
+        for _, entry in reversed(entries):
+            kind = entry.get("kind", "self")
+            layers = [n for n in entry["layers"] if (kind, n) not in covered]
+            covered |= {(kind, layer) for layer in layers}
+            if layers:
+                block.insert(0, {**entry, "layers": layers})
+        return block
+
+    def _replace(self, patches: list[Patch]) -> None:
+        before = self.patches
+        self._lift()
+        try:
+            self._lay(patches)
+        except BaseException:
+            self._lay(before)
+            raise
+
+    def _lift(self) -> None:
+        if self.undo is not None:
+            self.undo()
+            self.undo = None
+            delattr(self.model, _STACK)
+
+    def _lay(self, patches: list[Patch]) -> None:
+        self.patches = patches
+        if not patches:
+            return
+        modules = self.in_force(patches)
+        sites = {site.path: modules.get(site.path) for site in self.adapter.sites(self.model)}
+        for path, module in modules.items():
+            _follow(module, self.model.get_submodule(path))
+        self.undo = self.adapter.install(self.model, sites, self.attention(patches))
+        setattr(self.model, _STACK, self)
+
+
+def _follow(module: nn.Module, host: nn.Module) -> None:
+    """Move a module to where its host layer is, and to its dtype and mode."""
+    reference = next((p for p in host.parameters() if p.is_floating_point()), None)
+    if reference is not None:
+        module.to(device=reference.device, dtype=reference.dtype)
+    module.train(host.training)
+
+
+def patch(
+    model: Any,
+    attention: Attention,
+    *,
+    options: Mapping[str, Any] | Options | None = None,
+    layers: Layers | None = None,
+    seed: int | None = None,
+) -> Patch:
+    """Replace the attention of a model, or of the known model inside a wrapper, in place.
+
+    attention, options, layers: as in `zoo.build`. seed: makes random features reproducible and
+    leaves torch's global generator alone; None draws from it.
+    Raises DoesNotFit, OptionError or UnknownName before anything is changed.
+    """
+    chosen = rules(attention, options=options, layers=layers)
+    return apply(model, chosen, seed=seed)
+
+
+def apply(model: Any, chosen: Sequence[Rule], *, seed: int | None = None) -> Patch:
+    """Patch by resolved rules."""
+    host = unwrap(model)
+    architecture, adapter = adapter_of(host)
+    planned = plan(chosen, adapter.sites(host), model=type(host).__name__)
+    modules = build_modules(planned.steps, seed=seed)
+    _prepare_for_wrapper(model, modules.values())
+    new = Patch(host, architecture.qualified, describe(planned), modules)
+    stack = stack_of(host) or Stack(host, adapter)
+    stack.add(new)
+    plugins.notify_patched(host, new)
+    return new
+
+
+def apply_block(
+    model: nn.Module, block: Iterable[Mapping[str, Any]], *, seed: int | None = None
+) -> Patch:
+    """Patch by a manifest's attention block. Raises UnknownName for a plugin not installed."""
+    chosen = []
+    for entry in block:
+        name = "/".join(filter(None, (entry.get("distribution"), entry["mechanism"])))
+        mechanism = registry.mechanism(name)
+        options = mechanism.options.parse(entry["options"], owner=mechanism.name)
+        kind = entry.get("kind", "self")
+        selector = f"{kind}:{','.join(map(str, entry['layers']))}"
+        chosen.append(Rule(selector, mechanism, options))
+    return apply(model, chosen, seed=seed)
+
+
+def build_modules(steps: Iterable[Step], *, seed: int | None = None) -> dict[str, nn.Module]:
+    """Call the factories, on the CPU whatever the default device, never on meta."""
+    quiet = torch.random.fork_rng(devices=[]) if seed is not None else nullcontext()
+    modules = {}
+    with quiet, torch.device("cpu"):
+        if seed is not None:
+            torch.manual_seed(seed)
+        for step in steps:
+            module = step.mechanism.factory(step.site, step.options)
+            if not isinstance(module, nn.Module):
+                raise PatchError(
+                    f"the factory of {step.mechanism.qualified} returned {type(module).__name__} "
+                    "instead of an nn.Module; tell its author"
+                )
+            module.zoo_supports = step.mechanism.supports  # type: ignore[assignment]
+            modules[step.site.path] = module
+    return modules
+
+
+def describe(planned: Plan) -> list[dict[str, Any]]:
+    """The manifest's attention block: layers with the same mechanism and options in one entry."""
+    block: dict[tuple[str, str, Options], dict[str, Any]] = {}
+    for step in planned.steps:
+        mechanism, kind = step.mechanism, step.site.kind
+        entry = block.setdefault(
+            (mechanism.qualified, kind, step.options),
+            {
+                "mechanism": mechanism.name,
+                "options": step.options.as_dict(),
+                "layers": [],
+                "distribution": mechanism.distribution,
+                "version": mechanism.version,
+                **({"kind": kind} if kind != "self" else {}),
+            },
+        )
+        entry["layers"].append(step.site.layer)
+    return list(block.values())
+
+
+def stack_of(model: nn.Module) -> Stack | None:
+    """The stack of patches on a host model, None where there is none."""
+    return getattr(model, _STACK, None)
+
+
+def attention_block(model: Any) -> list[dict[str, Any]]:
+    """The manifest's attention block of what is in force; empty on a stock model."""
+    stack = stack_of(unwrap(model))
+    return stack.attention() if stack else []
+
+
+def adapter_of(model: nn.Module) -> tuple[Architecture, ArchitectureAdapter]:
+    """The architecture that owns a host model. Raises PatchError where none does."""
+    for architecture, adapter in _families():
+        if adapter.owns(model):
+            return architecture, adapter
+    raise PatchError(_unknown(model))
+
+
+def _families() -> list[tuple[Architecture, ArchitectureAdapter]]:
+    """Every family that may own a model which exists.
+
+    That takes its library to be loaded: the others are not imported to ask. A family whose adapter
+    cannot be had is passed over with a warning, so that one broken plugin does not stop patching.
+    """
+    families = []
+    for architecture in registry.architectures():
+        if architecture.library in sys.modules:
+            try:
+                families.append((architecture, architecture.adapter()))
+            except Exception as error:
+                message = f"{architecture.qualified} is passed over: its adapter failed: {error!r}"
+                warnings.warn(message, RuntimeWarning, stacklevel=2)
+    return families
+
+
+def _unknown(model: object) -> str:
+    known = ", ".join(architecture.name for architecture in registry.architectures())
+    return (
+        f"{type(model).__name__} is not a model the zoo can patch, nor holds one (knows: {known})"
+    )
+
+
+def unwrap(model: Any) -> nn.Module:
+    """The known host model: `model`, or the one inside PeftModel, DDP, compile, a pipeline, ...
+
+    Raises PatchError where there is none, or more than one.
+    """
+    if not isinstance(model, nn.Module):
+        inner = getattr(model, "model", None)
+        if not isinstance(inner, nn.Module):
+            raise PatchError(_unknown(model))
+        model = inner
+    adapters = [adapter for _, adapter in _families()]
+    found: dict[str, nn.Module] = {}
+    for name, module in model.named_modules():
+        inside = any(name.startswith(f"{outer}.") or outer == "" for outer in found)
+        if not inside and any(adapter.owns(module) for adapter in adapters):
+            found[name] = module
+    if not found:
+        raise PatchError(_unknown(model))
+    if len(found) > 1:
+        raise PatchError(
+            f"{type(model).__name__} holds several models ({', '.join(found)}); patch one of them, "
+            f"for instance zoo.patch(model.{next(iter(found))}, ...)"
+        )
+    return next(iter(found.values()))
+
+
+def _prepare_for_wrapper(model: Any, modules: Iterable[nn.Module]) -> None:
+    """Keep a wrapper's own promise: LoRA trains nothing else, DDP averages every gradient."""
+    parameters = [p for module in modules for p in module.parameters()]
+    if not parameters or not isinstance(model, nn.Module):
+        return
+    if hasattr(model, "peft_config"):
+        for parameter in parameters:
+            parameter.requires_grad_(False)
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        if torch.distributed.get_world_size(model.process_group) > 1:
+            raise PatchError(
+                "this mechanism has parameters of its own, whose gradients a finished "
+                "DistributedDataParallel would not average; patch the model first, then wrap it"
+            )
+
+
+def auxiliary_loss(model: Any) -> Tensor:
+    """The sum of the auxiliary losses of the last forward, a scalar; 0 where there are none."""
+    stack = stack_of(unwrap(model))
+    losses = [
+        module.auxiliary_loss()  # type: ignore[operator]
+        for module in (stack.in_force().values() if stack else ())
+        if hasattr(module, "auxiliary_loss")
+    ]
+    return torch.stack(losses).sum() if losses else torch.zeros(())
