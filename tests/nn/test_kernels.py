@@ -1,0 +1,120 @@
+"""Kernel attention's shared parts: feature maps, causal products in chunks, safe division."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from zoo_core import Context
+from zoo_core.nn import kernels
+
+
+def normal(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(seed))
+
+
+def test_elu_plus_one_is_linear_above_zero_and_exponential_below() -> None:
+    x = torch.tensor([-3.0, -0.5, 0.0, 2.0], dtype=torch.float64)
+    wanted = torch.tensor([-3.0, -0.5, 0.0, 0.0], dtype=torch.float64).exp()
+    wanted[3] = 3.0
+    assert_close(kernels.elu_plus_one(x), wanted, rtol=0, atol=1e-15)
+
+
+def test_elu_plus_one_leaves_its_input_and_its_gradient_intact() -> None:
+    x = normal(3, 4)
+    before = x.clone().requires_grad_()
+    assert torch.autograd.gradcheck(kernels.elu_plus_one, before)
+    kernels.elu_plus_one(x)
+    assert torch.equal(x, before)
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys", "offset"),
+    [
+        (1, 1, 0),
+        (3, 3, 0),
+        (4, 4, 0),
+        (5, 5, 0),
+        (13, 13, 0),
+        (2, 9, 7),
+        (9, 13, 4),
+        (8, 3, 0),
+        (5, 12, 2),
+    ],
+    ids=lambda number: str(number),
+)
+def test_causal_product_equals_the_loop(monkeypatch, queries: int, keys: int, offset: int) -> None:
+    monkeypatch.setattr(kernels, "CHUNK", 4)
+    q, k, v = normal(2, 3, queries, 5), normal(2, 3, keys, 5, seed=1), normal(2, 3, keys, 6, seed=2)
+    wanted = torch.zeros(2, 3, queries, 6, dtype=torch.float64)
+    for i in range(queries):
+        for j in range(min(i + offset + 1, keys)):
+            wanted[:, :, i] += (q[:, :, i] * k[:, :, j]).sum(-1, keepdim=True) * v[:, :, j]
+    got = kernels.causal_product(q, k, v, offset=offset)
+    assert_close(got, wanted, rtol=0, atol=1e-12)
+
+
+def test_causal_product_takes_nothing_back_from_huge_later_keys(monkeypatch) -> None:
+    # A running sum minus the chunk's own part would lose the earlier part to rounding.
+    monkeypatch.setattr(kernels, "CHUNK", 4)
+    x = normal(1, 1, 12, 5, dtype=torch.float32)
+    later = torch.cat([x[..., :6, :], 1e12 * x[..., 6:, :]], -2)
+    before, after = (
+        kernels.causal_product(x, keys, x, offset=0)[..., :6, :] for keys in (x, later)
+    )
+    assert_close(after, before, rtol=0, atol=0)
+
+
+def test_causal_product_gradients_are_those_of_the_masked_product(monkeypatch) -> None:
+    monkeypatch.setattr(kernels, "CHUNK", 4)
+    x = [normal(1, 2, 7, 3, seed=seed).requires_grad_() for seed in range(3)]
+    got = torch.autograd.grad(kernels.causal_product(*x, offset=0).square().sum(), x)
+    q, k, v = x
+    wanted = torch.autograd.grad(((q @ k.mT).tril() @ v).square().sum(), x)
+    for mine, dense in zip(got, wanted, strict=True):
+        assert_close(mine, dense, rtol=0, atol=1e-10)
+
+
+def test_half_precision_sums_are_taken_in_fp32() -> None:
+    # 5000 features of about 20 sum to 100,000: beyond fp16, and far beyond its 11 bits.
+    q, v = normal(1, 1, 3, 4), normal(1, 1, 5000, 4, seed=1)
+    k = 20 + normal(1, 1, 5000, 4, seed=2)
+    half = [x.to(torch.float16) for x in (q, k, v)]
+    got = kernels.attend(kernels.elu_plus_one, *half, Context())
+    wanted = kernels.attend(kernels.elu_plus_one, *(x.double() for x in half), Context())
+    assert_close(got.double(), wanted, rtol=2e-3, atol=1e-4)
+
+
+def test_a_total_of_zero_gives_zeros_and_finite_gradients() -> None:
+    sums = torch.zeros(2, 3, requires_grad=True)
+    total = torch.tensor([[0.0], [2.0]], requires_grad=True)
+    quotient = kernels.divide(sums, total)
+    quotient.sum().backward()
+    assert_close(quotient, torch.zeros(2, 3), rtol=0, atol=0)
+    assert sums.grad.isfinite().all()
+    assert total.grad.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("causal", "offset", "keys", "answer"),
+    [
+        (False, 0, 9, True),
+        (True, 0, 9, False),
+        (True, 8, 9, True),
+        (True, 7, 9, False),
+        (True, 0, 1, True),
+    ],
+)
+def test_sees_all(causal: bool, offset: int, keys: int, answer: bool) -> None:
+    ctx = Context(causal=causal, query_offset=offset)
+    assert kernels.sees_all(ctx, torch.zeros(1, 1, keys, 2)) is answer
+
+
+@pytest.mark.parametrize("length", [1, 4, 6, 8])
+def test_chunks_and_joined_are_inverse(monkeypatch, length: int) -> None:
+    monkeypatch.setattr(kernels, "CHUNK", 4)
+    x = normal(2, 3, length, 5)
+    cut = kernels.chunks(x, length)
+    assert cut.shape[3] <= 4
+    assert torch.equal(kernels.joined(cut, length), x)

@@ -1,0 +1,136 @@
+"""Sequences cut into blocks that see their neighbours: windows without an N x N matrix.
+
+The blocks of all samples lie behind one another on one axis, M, so that a single call of 4-D
+fused attention serves them all. A window, the block and its neighbours, is an overlapping view:
+copying each block once per neighbour would cost more than the products themselves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """A cut of (B, H, N, D) into blocks of `size` tokens, the last one filled up with zeros.
+
+    batch, length: B and N. before, after: neighbours that a block sees to its left and right.
+    prefix: every block also sees the first `prefix` tokens of its sample, at most N.
+
+    Positions count from the sample's first token; where there is padding, bring the real tokens
+    to the front first (`masks.align`). Between two samples lie `gap` blocks that nobody reads, so
+    that a window never holds another sample's numbers, not even to multiply them by 0.
+    """
+
+    batch: int
+    length: int
+    size: int
+    before: int = 1
+    after: int = 1
+    prefix: int = 0
+
+    @property
+    def count(self) -> int:
+        """Blocks of one sample."""
+        return -(-self.length // self.size)
+
+    @property
+    def gap(self) -> int:
+        """Unread blocks between two samples."""
+        return max(self.before, self.after)
+
+    @property
+    def total(self) -> int:
+        """M: the blocks of all samples and the gaps between them."""
+        return self.batch * (self.count + self.gap) - self.gap
+
+    def split(self, x: Tensor) -> Tensor:
+        """Cut x (B, H, N, D) into blocks (M, H, size, D); a view where one sample fills them."""
+        blocks = self._cut(x)
+        if self.batch > 1:
+            blocks = F.pad(blocks, (*(0, 0) * 3, 0, self.gap))
+        return blocks.flatten(0, 1)[: self.total].transpose(1, 2)
+
+    def windows(self, x: Tensor) -> Tensor:
+        """Give each block what it sees of x (B, H, N, D): (M, H, W, D), an overlapping view.
+
+        W runs over the blocks of the window from left to right, each led by a copy of the prefix.
+        """
+        view: Tensor = _Windows.apply(x, self)
+        return view
+
+    def join(self, x: Tensor) -> Tensor:
+        """Undo `split`: blocks (M, H, size, E) to tokens (B, H, N, E), a view."""
+        tokens = self._samples(x.transpose(1, 2)).flatten(1, 2)
+        return tokens[:, : self.length].transpose(1, 2)
+
+    def queries(self, device: torch.device) -> Tensor:
+        """Position of each token of each block, (M, size)."""
+        block = torch.arange(self.total, device=device)[:, None] % (self.count + self.gap)
+        return block * self.size + torch.arange(self.size, device=device)
+
+    def keys(self, device: torch.device, real: Tensor | None = None) -> Tensor:
+        """Position of each token of each window, (M, W), or -1 where there is none to see.
+
+        A window shows a token once: the prefix only through the copy that leads the block itself.
+        real: (B,) number of real tokens, which lie at the front; None = all are real.
+        """
+        row = torch.arange(self.total, device=device)[:, None, None]
+        sample, block = row // (self.count + self.gap), row % (self.count + self.gap)
+        neighbour = torch.arange(-self.before, self.after + 1, device=device)[:, None]
+        own = (block + neighbour) * self.size + torch.arange(self.size, device=device)
+        own = own.masked_fill(own < self.prefix, -1)
+        copy = torch.arange(self.prefix, device=device).where(neighbour == 0, -1)
+        position = torch.cat([copy.expand(self.total, -1, -1), own], -1)
+        end = self.length if real is None else real[sample]
+        return position.masked_fill(position >= end, -1).flatten(1)
+
+    def _cut(self, x: Tensor) -> Tensor:
+        """Cut x (B, H, N, D) into (B, count, size, H, D), tokens before heads as hosts store it."""
+        tokens = x.transpose(1, 2)
+        if missing := self.count * self.size - self.length:
+            tokens = F.pad(tokens, (0, 0, 0, 0, 0, missing))
+        return tokens.view(len(x), self.count, self.size, *tokens.shape[2:])
+
+    def _samples(self, x: Tensor) -> Tensor:
+        """Leave out the gaps: (M, ...) to (B, count, ...), a view."""
+        return x.unfold(0, self.count, self.count + self.gap).movedim(-1, 1)
+
+
+class _Windows(torch.autograd.Function):
+    """`Blocks.windows`, with a derivative that adds up whole blocks instead of single elements."""
+
+    @staticmethod
+    def forward(x: Tensor, blocks: Blocks) -> Tensor:
+        gap, prefix, tokens = blocks.gap, blocks.prefix, x.transpose(1, 2)
+        row = x.new_zeros(blocks.total + 2 * gap, prefix + blocks.size, *tokens.shape[2:])
+        own = row[gap:].view(blocks.batch, -1, *row.shape[1:])[:, : blocks.count]
+        own[:, :, :prefix] = tokens[:, None, :prefix]
+        own[:, :, prefix:] = blocks._cut(x)
+        seen = row[gap - blocks.before : len(row) - gap + blocks.after]
+        view = seen.unfold(0, blocks.before + 1 + blocks.after, 1).movedim(-1, 1)
+        return view.flatten(1, 2).transpose(1, 2)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Blocks], output: Tensor) -> None:
+        ctx.blocks = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        blocks: Blocks = ctx.blocks
+        prefix, total, width = blocks.prefix, blocks.total, blocks.before + 1 + blocks.after
+        windows = grad.transpose(1, 2)
+        windows = windows.view(total, width, prefix + blocks.size, *windows.shape[2:])
+        row = grad.new_zeros(total + width - 1, *windows.shape[2:])
+        for j in range(width):
+            row[j : j + total] += windows[:, j]
+        own = blocks._samples(row[blocks.before : blocks.before + total])
+        tokens = own[:, :, prefix:].flatten(1, 2)[:, : blocks.length]
+        if prefix:
+            tokens[:, :prefix] += own[:, :, :prefix].sum(1)
+        return tokens.transpose(1, 2), None

@@ -1,0 +1,192 @@
+"""Random features of the softmax kernel, and attention through them that cannot overflow.
+
+    exp(q . k) = E_w[exp(w . q - |q|^2 / 2) exp(w . k - |k|^2 / 2)],   w ~ N(0, I)
+
+With M directions w_f in place of w, kernel attention equals two softmaxes, in which the scale of
+the features cancels:
+
+    g_f, z_f = mean of v under softmax_j(w_f . k_j - |k_j|^2 / 2), and that softmax's denominator
+    o_i      = mean of g under softmax_f(w_f . q_i + log z_f)
+
+Both run on the fused kernel, which stores nothing of size N x M, forward or backward.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from zoo_core.attention import Context
+from zoo_core.nn import kernels, masks, softmax
+
+Norms = Literal["chi", "sqrt_d"]
+
+
+def orthogonal(rows: int, width: int, *, norms: Norms = "chi") -> Tensor:
+    """Draw directions (rows, width) from torch's global generator, in blocks of orthogonal rows.
+
+    norms: "chi", lengths of Gaussian vectors, so that each row by itself is N(0, I); or "sqrt_d",
+    all of length sqrt(width). In fp32: QR has no half kernel.
+    """
+    q, r = torch.linalg.qr(torch.randn(-(-rows // width), width, width, dtype=torch.float32))
+    # A positive diagonal of R makes Q uniform over rotations; the algorithm's own signs do not.
+    blocks = q * r.diagonal(dim1=-2, dim2=-1).sign()[:, None]
+    units: Tensor = blocks.mT.flatten(0, 1)[:rows]
+    if norms == "sqrt_d":
+        return units * math.sqrt(width)
+    gaussian = torch.randn(rows, width, dtype=torch.float32)
+    return units * gaussian.square().sum(-1, keepdim=True).sqrt()
+
+
+def attend(
+    directions: Tensor, q: Tensor, k: Tensor, v: Tensor, ctx: Context, *, scale: float
+) -> Tensor:
+    """Attention whose kernel exp(scale * q . k) is estimated by `directions` (M, D).
+
+    (B, H, L, E) in v's dtype, computed in at least fp32. A query that sees no real key gets zeros.
+    Padded keys and values may hold anything.
+    """
+    wide = kernels.sum_dtype(q, k, v)
+    with torch.autocast(q.device.type, enabled=False):
+        w = directions.to(wide) * math.sqrt(scale)
+        keys, values = (masks.hide(x, ctx.key_padding).to(wide) for x in (k, v))
+        bias = _key_bias(keys, ctx.key_padding, scale)
+        if kernels.sees_all(ctx, k):
+            out = _read(w, q.to(wide), *_gather(w, keys, bias, values))
+        else:
+            out = _causal(w, q.to(wide), keys, bias, values, offset=ctx.query_offset)
+        return out.to(v.dtype)
+
+
+def weights(directions: Tensor, q: Tensor, k: Tensor, ctx: Context, *, scale: float) -> Tensor:
+    """The attention map (B, H, L, S) of `attend`, dense: for looking, not for running."""
+    wide = kernels.sum_dtype(q, k)
+    with torch.autocast(q.device.type, enabled=False):
+        w = directions.to(wide) * math.sqrt(scale)
+        keys = masks.hide(k, ctx.key_padding).to(wide)
+        bias = _key_bias(keys, ctx.key_padding, scale)
+        scores = _log_kernel(q.to(wide) @ w.mT, keys @ w.mT + bias[..., None])
+        mask = masks.scores_mask(ctx, q.shape[-2], k.shape[-2], q.device)
+        return softmax.masked_softmax(scores, mask)
+
+
+def _nothing(dtype: torch.dtype) -> float:
+    """The log of no mass: finite, so that sums of nothing keep finite gradients."""
+    return torch.finfo(dtype).min / 2
+
+
+def _key_bias(k: Tensor, key_padding: Tensor | None, scale: float) -> Tensor:
+    """-scale |k_j|^2 / 2 for keys k (B, H, S, D), and no mass at all for padding: (B, H, S)."""
+    bias = k.square().sum(-1) * (-scale / 2)
+    if key_padding is None:
+        return bias
+    return bias.masked_fill(~key_padding[:, None], _nothing(k.dtype))
+
+
+def _gather(w: Tensor, k: Tensor, bias: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Means of v under softmax_j(w . k_j + bias_j), and the logs of those softmaxes' denominators.
+
+    w (M, D) or (B, H, M, D), k (B, H, S, D), bias (B, H, S), v (B, H, S, E) -> (B, H, M, E) and
+    (B, H, M).
+    """
+    D, E = k.shape[-1], v.shape[-1]
+    width = _aligned(max(D + 1, E + 2))
+    # The fused kernel keeps its denominators to itself. One more key, of known logit, has a share
+    # in each softmax that tells the mass of all the others.
+    known = bias.detach().amax(-1)
+    queries, keys = F.pad(w, (0, width - D)), F.pad(k, (0, width - D, 0, 1))
+    queries[..., D] = 1
+    keys[..., :-1, D], keys[..., -1, D] = bias, known
+    values = F.pad(v, (0, width - E, 0, 1))
+    values[..., :-1, E], values[..., -1, E + 1] = 1, 1
+    queries = queries.expand(*k.shape[:2], -1, -1)
+    out = F.scaled_dot_product_attention(queries, keys, values, scale=1.0)
+    share, share_of_known = out[..., E : E + 2].clamp_min(kernels.negligible(k.dtype)).unbind(-1)
+    mass = share.log() - share_of_known.log() + known[..., None]
+    return kernels.divide(out[..., :E], out[..., E : E + 1]), mass
+
+
+def _read(w: Tensor, q: Tensor, means: Tensor, masses: Tensor) -> Tensor:
+    """Means of `means` (B, H, M, E) under softmax_f(q . w_f + masses_f): (B, H, L, E).
+
+    w (M, D), q (B, H, L, D), masses (B, H, M).
+    """
+    D, E = q.shape[-1], means.shape[-1]
+    width = _aligned(max(D + 1, E))
+    queries = F.pad(q, (0, width - D))
+    queries[..., D] = 1
+    keys = F.pad(w.expand(*masses.shape, -1), (0, width - D))
+    keys[..., D] = masses - masses.detach().amax(-1, keepdim=True)
+    values = F.pad(means, (0, width - E))
+    return F.scaled_dot_product_attention(queries, keys, values, scale=1.0)[..., :E]
+
+
+def _causal(w: Tensor, q: Tensor, k: Tensor, bias: Tensor, v: Tensor, *, offset: int) -> Tensor:
+    """Attend to keys up to i + offset, chunk by chunk.
+
+    A query weighs what the directions gathered before its chunk against the keys within it; no
+    key has a say in the scale of what came before it.
+    """
+    length, heads = q.shape[-2], q.shape[:2]
+    cached = _gather_cached(w, k, bias, v, offset)
+    # From here on chunks stand where there were heads: (B * H, C, W, D).
+    q = kernels.chunks(q, length).flatten(0, 1)
+    k, v = (kernels.chunks(x[..., offset:, :], length).flatten(0, 1) for x in (k, v))
+    bias = kernels.chunks(bias[..., offset:, None], length, fill=_nothing(k.dtype)).flatten(0, 1)
+
+    own = _gather(w, k, bias.squeeze(-1), v)
+    before = (
+        torch.cat([first.flatten(0, 1)[:, None], x[:, :-1]], 1)
+        for first, x in zip(cached, own, strict=True)
+    )
+    means, masses = _accumulate(*before)
+    past, past_mass = _gather(q, w.expand(*masses.shape, -1), masses, means)
+
+    present = _log_kernel(q @ w.mT, k @ w.mT + bias)
+    future = ~masks.causal(q.shape[-2], q.shape[-2], 0, q.device)
+    present = present.masked_fill(future, torch.finfo(q.dtype).min)
+    shares = torch.cat([past_mass[..., None], present], -1).softmax(-1)
+    out = shares[..., :1] * past + shares[..., 1:] @ v
+    return kernels.joined(torch.unflatten(out, 0, heads), length)
+
+
+def _gather_cached(
+    w: Tensor, k: Tensor, bias: Tensor, v: Tensor, offset: int
+) -> tuple[Tensor, Tensor]:
+    """`_gather` over the first `offset` keys, of which there may be none."""
+    if offset:
+        return _gather(w, k[..., :offset, :], bias[..., :offset], v[..., :offset, :])
+    shape = (*k.shape[:2], w.shape[0])
+    return v.new_zeros(*shape, v.shape[-1]), v.new_full(shape, _nothing(v.dtype))
+
+
+def _accumulate(means: Tensor, masses: Tensor) -> tuple[Tensor, Tensor]:
+    """Merge each chunk's means (G, C, M, E) and masses (G, C, M) with those of all before it.
+
+    In log2(C) steps, each of which doubles the number of chunks that are merged.
+    """
+    step = 1
+    while step < means.shape[1]:
+        merged = torch.logaddexp(masses[:, step:], masses[:, :-step])
+        later = (masses[:, step:] - merged).exp()[..., None] * means[:, step:]
+        earlier = (masses[:, :-step] - merged).exp()[..., None] * means[:, :-step]
+        means = torch.cat([means[:, :step], later + earlier], 1)
+        masses = torch.cat([masses[:, :step], merged], 1)
+        step *= 2
+    return means, masses
+
+
+def _log_kernel(q_log: Tensor, k_log: Tensor) -> Tensor:
+    """log sum_f exp(q_log_if + k_log_jf): (..., L, M), (..., S, M) -> (..., L, S)."""
+    q_top, k_top = (x.detach().amax(-1, keepdim=True) for x in (q_log, k_log))
+    inner = (q_log - q_top).exp_() @ (k_log - k_top).exp_().mT
+    return inner.clamp_min(kernels.negligible(inner.dtype)).log() + q_top + k_top.mT
+
+
+def _aligned(width: int) -> int:
+    """The next multiple of 8: fused kernels on GPUs take no other width."""
+    return -(-width // 8) * 8
