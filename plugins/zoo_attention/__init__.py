@@ -1,0 +1,1 @@
+"""The zoo's own attention mechanisms, one package each: card here, mathematics in attention.py."""
