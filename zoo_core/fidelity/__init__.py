@@ -1,0 +1,1 @@
+"""How much of a model survives when its attention is swapped."""
