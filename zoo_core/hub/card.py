@@ -1,0 +1,133 @@
+"""The model card of a repository: written where there is none, and only completed where there is.
+
+The metadata follows the Hub's conventions, so that its search and its "how to use" work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from huggingface_hub import CardData, RepoCard
+
+from zoo_core.checkpoint.manifest import Manifest, mechanism_name
+from zoo_core.errors import HubError
+
+_PIPELINES = {
+    "ForSequenceClassification": "text-classification",
+    "ForTokenClassification": "token-classification",
+    "ForQuestionAnswering": "question-answering",
+    "ForMultipleChoice": "multiple-choice",
+    "ForMaskedLM": "fill-mask",
+    "ForImageClassification": "image-classification",
+}
+
+
+def metadata(
+    manifest: Manifest, *, license: str | None = None, base_model: str | None = None
+) -> dict[str, Any]:
+    """What the Hub reads of a card, in its order."""
+    mechanisms = dict.fromkeys(entry["mechanism"] for entry in manifest.attention)
+    family = manifest.architecture.rpartition("/")[2]
+    tags = list(dict.fromkeys(["zoo-core", "attention", *mechanisms, family]))
+    found: dict[str, Any] = {"library_name": "zoo-core", "tags": tags}
+    found["pipeline_tag"] = pipeline_tag(manifest)
+    if license is not None:
+        found["license"] = license
+    if base_model is not None:
+        found |= {"base_model": base_model, "base_model_relation": "finetune"}
+    return found
+
+
+def pipeline_tag(manifest: Manifest) -> str:
+    """The Hub's name of what the model does."""
+    for ending, tag in _PIPELINES.items():
+        if manifest.model_class.endswith(ending):
+            return tag
+    if manifest.library == "timm":
+        classifies = manifest.config.get("num_classes", 1000) != 0
+        return "image-classification" if classifies else "image-feature-extraction"
+    return "image-feature-extraction" if "image_size" in manifest.config else "feature-extraction"
+
+
+def card(manifest: Manifest, repo: str, about: Mapping[str, Any], companions: set[str]) -> str:
+    """The whole text for a repository that has no card.
+
+    about: its metadata. companions: the tokenizer or processor files that are published with it.
+    """
+    names = list(dict.fromkeys(entry["mechanism"] for entry in manifest.attention))
+    title = f"{manifest.model_class} with {' and '.join(names) or 'its stock'} attention"
+    parts = [
+        f"---\n{CardData(**about).to_yaml()}\n---",
+        f"# {title}",
+        _layers(manifest),
+        _installing(manifest),
+        "```python\nimport zoo_core as zoo\n\n" + _loading(manifest, repo, companions) + "\n```",
+    ]
+    if manifest.base is not None and manifest.holds == "attention":
+        parts.append(
+            "Only what the attention added is stored here; `zoo.pull` fetches "
+            f"`{manifest.base.repo}` at commit `{manifest.base.commit}` and adds it."
+        )
+    return "\n\n".join(parts) + "\n"
+
+
+def completed(existing: str, about: Mapping[str, Any], where: str) -> str:
+    """An existing card with the metadata that it lacks; what it says stays as it is.
+
+    Raises HubError where its metadata cannot be read.
+    """
+    try:
+        found = RepoCard(existing)
+        have: dict[str, Any] = found.data.to_dict()  # type: ignore[no-untyped-call]
+        missing = {key: value for key, value in about.items() if key not in have}
+        tags = have.get("tags")
+        if isinstance(tags, list):
+            missing["tags"] = [*tags, *(tag for tag in about["tags"] if tag not in tags)]
+            if missing["tags"] == tags:
+                del missing["tags"]
+        if not missing:
+            return existing
+        for key, value in missing.items():
+            found.data[key] = value
+        return str(found.content)
+    except Exception as error:  # Whatever a YAML parser makes of what people write.
+        raise HubError(f"the metadata of {where} cannot be read, correct it: {error}") from error
+
+
+def _layers(manifest: Manifest) -> str:
+    if not manifest.attention:
+        return "The attention is that of the stock model."
+    rows = [
+        f"| {', '.join(map(str, entry['layers']))} | {mechanism_name(entry)} | "
+        f"{', '.join(f'{k}={v}' for k, v in entry['options'].items()) or 'none'} |"
+        for entry in manifest.attention
+    ]
+    return "\n".join(["| layers | attention | options |", "|---|---|---|", *rows])
+
+
+def _installing(manifest: Manifest) -> str:
+    plugins = {entry["distribution"] for entry in manifest.attention} - {""}
+    packages = " ".join(sorted({"zoo-core", *plugins}))
+    unowned = [entry["mechanism"] for entry in manifest.attention if not entry["distribution"]]
+    text = f"```bash\npip install {packages}\n```"
+    if unowned:
+        text += (
+            f"\n\n{' and '.join(dict.fromkeys(unowned))} belongs to no distribution; register it "
+            "with `zoo.register` before loading."
+        )
+    return text
+
+
+def _loading(manifest: Manifest, repo: str, companions: set[str]) -> str:
+    lines = [f'model = zoo.pull("{repo}")']
+    if manifest.library == "timm":
+        lines.append("data = timm.data.resolve_model_data_config(model)")
+        lines.insert(0, "import timm\n")
+    elif any("token" in name or "vocab" in name for name in companions):
+        lines.insert(0, "from transformers import AutoTokenizer\n")
+        lines.append(f'tokenizer = AutoTokenizer.from_pretrained("{repo}")')
+    elif companions:
+        lines.insert(0, "from transformers import AutoImageProcessor\n")
+        lines.append(f'processor = AutoImageProcessor.from_pretrained("{repo}")')
+    return "\n".join(lines)
