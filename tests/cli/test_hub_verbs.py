@@ -1,0 +1,83 @@
+"""push, pull, verify and registry on a loopback Hub."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from huggingface_hub import close_session, constants
+
+import zoo_core
+from zoo_core import registry
+from zoo_core.testing.hub import Hub
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    with Hub() as running:
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_PROGRESS_BARS", True)
+        monkeypatch.setattr(constants, "HF_HOME", str(tmp_path))
+        monkeypatch.setattr(constants, "AGENT_HARNESSES_PATH", str(tmp_path / "harnesses"))
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost")
+        monkeypatch.setenv("ZOO_HUB_TOKEN", running.tokens.write)
+        close_session()
+        yield running
+    close_session()
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> str:
+    tiny = registry.architecture("bert").adapter().tiny()
+    model = zoo_core.build("bert", "linformer", options={"rank": 4}, seed=0, **tiny)
+    zoo_core.save(model, tmp_path / "saved")
+    return str(tmp_path / "saved")
+
+
+def test_from_a_directory_to_the_hub_and_into_a_catalogue(
+    zoo, hub: Hub, saved: str, tmp_path: Path, monkeypatch
+) -> None:
+    at = ("--endpoint", hub.endpoint)
+    dry = zoo("push", saved, "zoo/tiny", "--dry-run", *at)
+    assert (dry.code, len(list(hub.log))) == (0, 0)
+    assert "model.safetensors" in dry.out
+    pushed = json.loads(zoo("push", saved, "zoo/tiny", "--json", *at).out)
+    assert pushed["ref"] == f"zoo/tiny@{hub.head('zoo/tiny')}"
+    assert zoo("push", saved, "zoo/tiny", *at).out.startswith(pushed["ref"])
+
+    assert pushed["ref"] in zoo("pull", "zoo/tiny", *at).out
+    assert zoo("verify", pushed["ref"], *at).code == 0
+    assert zoo("verify", saved).code == 0
+
+    path = tmp_path / "registry.toml"
+    assert zoo("registry", "add", "zoo/tiny", "--to", str(path), "--name", "mine", *at).code == 0
+    again = zoo("registry", "add", "zoo/tiny", "--to", str(path), "--name", "mine", *at)
+    assert again.code == 1
+    assert path.read_text().count("[checkpoints.mine]") == 1
+    monkeypatch.setenv("ZOO_REGISTRY", str(path))
+    checked = zoo("registry", "check", "--online", *at)
+    assert (checked.code, "1 checkpoint" in checked.out) == (0, True), checked.out
+    pinned = json.loads(zoo("pull", "mine", "--offline", "--require-pin", "--json", *at).out)
+    assert pinned["source"]["commit"] == hub.head("zoo/tiny")
+
+
+def test_verify_says_what_is_wrong(zoo, saved: str) -> None:
+    weights = Path(saved, "model.safetensors")
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\7")
+    run = zoo("verify", saved, "--json")
+    assert run.code == 1
+    assert "SHA-256" in json.loads(run.out)["problems"][0]
+
+
+def test_registry_check_finds_a_preset_that_does_not_fit(zoo, tmp_path, monkeypatch) -> None:
+    path = tmp_path / "registry.toml"
+    path.write_text(
+        'schema = 1\n[presets.bad]\nsummary = "x"\narchitecture = "bert"\nattention = "nothing"\n'
+    )
+    monkeypatch.setenv("ZOO_REGISTRY", str(path))
+    run = zoo("registry", "check")
+    assert run.code == 1
+    assert "[presets.bad]" in run.out

@@ -1,0 +1,74 @@
+"""`zoo build`: build a patched model and write it as a checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from zoo_core.cli import output
+from zoo_core.cli.model_options import model_options
+
+
+@click.command("build")
+@click.argument("architecture")
+@click.option("--attention", metavar="NAME", help="A mechanism or preset. Default: softmax.")
+@model_options
+@click.option(
+    "--pretrained",
+    is_flag=False,
+    flag_value="",
+    metavar="[REF]",
+    help="Load weights: the family's default, or a directory, or owner/name@revision.",
+)
+@click.option("--seed", type=int, help="Seed of everything random in the build.")
+@click.option(
+    "-o",
+    "--output",
+    "directory",
+    required=True,
+    type=click.Path(file_okay=False, path_type=Path),
+    help="The checkpoint directory to write.",
+)
+@click.option("--json", is_flag=True, help="Print the manifest as JSON.")
+def command(
+    architecture: str,
+    attention: str | None,
+    options: dict[str, Any],
+    layers: str | None,
+    task: str | None,
+    max_length: int | None,
+    model_kwargs: dict[str, Any],
+    pretrained: str | None,
+    seed: int | None,
+    directory: Path,
+    json: bool,
+) -> None:
+    """Build ARCHITECTURE with another attention and write it to a directory.
+
+    ARCHITECTURE is a family (bert), family:variant (vit:vit_tiny_patch16_224) or a preset.
+    """
+    with output.working(f"building {architecture}"):
+        from zoo_core.builder import build
+        from zoo_core.checkpoint import save
+
+        model = build(
+            architecture,
+            attention,
+            options=options or None,
+            layers=layers,
+            pretrained=pretrained if pretrained else pretrained is not None,
+            task=task,
+            max_length=max_length,
+            seed=seed,
+            **model_kwargs,
+        )
+        manifest = save(model, directory)
+    if json:
+        output.as_json(manifest.as_dict())
+        return
+    from zoo_core.cli.inspect import report
+
+    report(manifest)
+    output.say(f"\nwritten to {directory}")

@@ -1,0 +1,90 @@
+"""`zoo inspect`: what a checkpoint is, read from its manifest alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from zoo_core.cli import output
+from zoo_core.cli.output import Cell
+
+if TYPE_CHECKING:
+    from zoo_core.checkpoint import Manifest
+
+
+@click.command("inspect")
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.option("--json", is_flag=True, help="Print the manifest as JSON.")
+def command(directory: Path, json: bool) -> None:
+    """Show what a checkpoint DIRECTORY holds: model, attention by layer, options, files.
+
+    Weights are not read. A directory written by save_pretrained of a patched model will do.
+    """
+    manifest = _read(directory)
+    if json:
+        output.as_json(manifest.as_dict())
+    else:
+        report(manifest)
+
+
+def _read(directory: Path) -> Manifest:
+    from zoo_core.checkpoint import adopting, layout, read_manifest
+
+    if layout.find(directory, layout.MANIFEST) is None and (
+        config := adopting.read_config(directory)
+    ):
+        return adopting.manifest_of(config, str(directory / layout.CONFIG))
+    return read_manifest(directory)
+
+
+def report(manifest: Manifest) -> None:
+    """Print a manifest for people."""
+    output.say(
+        Cell(manifest.model_class, bold=True),
+        Cell(f"  {manifest.architecture}, {manifest.library} {manifest.library_version}", dim=True),
+    )
+    facts: list[tuple[str, str]] = [("holds", manifest.holds)]
+    facts += [
+        ("file", f"{name}  {file.size / 1e6:.1f} MB") for name, file in manifest.files.items()
+    ]
+    if manifest.base:
+        facts.append(("base", f"{manifest.base.repo} at {manifest.base.commit}"))
+    if manifest.created_with:
+        made = ", ".join(f"{name} {version}" for name, version in manifest.created_with.items())
+        facts.append(("made with", made))
+    output.table([], [[Cell(label, dim=True), value] for label, value in facts])
+    output.say()
+    if manifest.attention:
+        output.table(["layers", "mechanism", "options", "from"], map(_entry, manifest.attention))
+    else:
+        output.say("stock attention in every layer")
+
+
+def _entry(entry: Mapping[str, Any]) -> list[str | Cell]:
+    from zoo_core import registry
+
+    options = ", ".join(f"{key}={value}" for key, value in entry["options"].items())
+    kind = "cross " if entry.get("kind") == "cross" else ""
+    origin = f"{entry['distribution']} {entry['version']}".strip() or "a notebook"
+    name = "/".join(filter(None, (entry["distribution"], entry["mechanism"])))
+    known = bool(registry.owners(name))
+    return [
+        f"{kind}{ranges(entry['layers'])}",
+        Cell(entry["mechanism"], bold=True),
+        options or "none",
+        origin if known else Cell(f"{origin} (not installed)", "yellow"),
+    ]
+
+
+def ranges(layers: list[int]) -> str:
+    """`0-3, 7` for [0, 1, 2, 3, 7]."""
+    runs: list[list[int]] = []
+    for layer in sorted(layers):
+        if runs and layer == runs[-1][1] + 1:
+            runs[-1][1] = layer
+        else:
+            runs.append([layer, layer])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)

@@ -1,0 +1,52 @@
+"""`zoo why`: whether an attention fits an architecture, and if not, every reason."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from zoo_core.cli import output
+from zoo_core.cli.model_options import model_options
+from zoo_core.cli.output import Cell
+
+
+@click.command("why")
+@click.argument("architecture")
+@click.argument("attention")
+@model_options
+@click.option("--json", is_flag=True, help="Print a JSON object.")
+def command(
+    architecture: str,
+    attention: str,
+    options: dict[str, Any],
+    layers: str | None,
+    task: str | None,
+    max_length: int | None,
+    model_kwargs: dict[str, Any],
+    json: bool,
+) -> None:
+    """Say why ATTENTION cannot be patched into ARCHITECTURE, if it cannot.
+
+    Nothing is built and no weights are fetched. Exits with 1 where it does not fit.
+    """
+    with output.working(f"planning {architecture} with {attention}"):
+        from zoo_core.plan import why
+
+        reasons = why(
+            architecture,
+            attention,
+            options=options or None,
+            layers=layers,
+            task=task,
+            max_length=max_length,
+            **model_kwargs,
+        )
+    if json:
+        output.as_json({"fits": not reasons, "reasons": reasons})
+    elif reasons:
+        output.table([], [[Cell("no", "red"), reason] for reason in reasons])
+    else:
+        output.say(Cell("yes", "green"), f"  {attention} fits {architecture}")
+    if reasons:
+        raise SystemExit(1)
