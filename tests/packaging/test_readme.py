@@ -1,0 +1,62 @@
+"""README is run: its Python blocks work, its tables are current, its two commands exist."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+SHELL = re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
+
+
+@pytest.mark.parametrize("number", range(1, len(PYTHON)))
+def test_python_blocks_run(number: int, tmp_path) -> None:
+    """All but the first, which builds models of full size."""
+    done = subprocess.run(
+        [sys.executable, "-c", PYTHON[number]], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_first_block_names_what_exists() -> None:
+    import zoo_core as zoo
+
+    for architecture, attention in re.findall(r'build\("(\w+)", attention="(\w+)"', PYTHON[0]):
+        assert zoo.architectures(architecture)
+        assert zoo.mechanisms(attention)
+
+
+def test_there_are_two_commands_of_one_line_each() -> None:
+    assert len(SHELL) == 2
+    assert all(len(block.strip().splitlines()) == 1 for block in SHELL)
+    assert "examples/quickstart.py" in SHELL[0]
+    assert "-m pytest" in SHELL[1]
+
+
+def test_the_list_of_mechanisms_is_current() -> None:
+    command = [sys.executable, ROOT / "examples" / "readme.py", "--check"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_measured_table_has_every_mechanism() -> None:
+    import zoo_core as zoo
+
+    table = README.split("<!-- quickstart -->")[1].split("<!-- /quickstart -->")[0]
+    for record in zoo.mechanisms(distribution="zoo-core"):
+        if not zoo.why("bert", record.name):
+            assert f"| {record.name} " in table
+
+
+def test_console_verbs_exist() -> None:
+    from zoo_core.cli.app import VERBS
+
+    verbs = re.findall(r"^\$ zoo (\w+)", README, re.MULTILINE)
+    assert verbs
+    assert set(verbs) <= set(VERBS)
