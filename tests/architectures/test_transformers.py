@@ -303,8 +303,9 @@ def test_gradient_checkpointing_gives_the_same_gradients(reentrant: bool) -> Non
         torch.testing.assert_close(value, expected[name], atol=1e-6, rtol=1e-5, msg=name)
 
 
-def test_export_with_a_dynamic_length() -> None:
-    model = zoo.build("bert", "softmax", **tiny("bert")).eval()
+@pytest.mark.parametrize("attention", ["softmax", "linear", "local", "nystromformer"])
+def test_export_with_a_dynamic_length(attention: str) -> None:
+    model = zoo.build("bert", attention, **tiny("bert")).eval()
     length = torch.export.Dim("length", min=2, max=64)
     program = torch.export.export(
         model,
