@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 import transformers
 from passages import passages
+from rich import box
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -102,7 +103,7 @@ class Row:
         return (name, *scores, f"{self.time_ratio:.2f}", f"{self.new_weights:,}")
 
 
-HEADINGS = ("mechanism", "cosine", "similarities", "neighbours", "time / stock", "new weights")
+HEADINGS = ("mechanism", "cosine", "pairs", "neighbours", "time ratio", "new weights")
 
 
 def measure(batches: list[dict[str, torch.Tensor]], console: Console) -> list[Row]:
@@ -134,9 +135,10 @@ def measure(batches: list[dict[str, torch.Tensor]], console: Console) -> list[Ro
 
 def table(rows: list[Row]) -> Table:
     """The rows for a terminal."""
-    shown = Table(title="MiniLM with its attention swapped, no training")
+    shown = Table(title="MiniLM with its attention swapped, no training", box=box.SIMPLE_HEAD)
     for heading in HEADINGS:
-        shown.add_column(heading, justify="left" if heading == "mechanism" else "right")
+        justify = "left" if heading == "mechanism" else "right"
+        shown.add_column(heading, justify=justify, no_wrap=True)
     for row in rows:
         shown.add_row(*row.cells(), style="dim" if row.mechanism == "uniform" else "")
     return shown
@@ -169,7 +171,7 @@ def main() -> None:
     console.print(f"{arguments.passages} passages, {real:,} tokens, {1 - real / total:.0%} padding")
     console.print(table(measure(batches, console)))
     console.print(
-        "cosine: pooled embedding to the original; similarities: correlation of all pairs; "
+        "cosine: pooled embedding to the original; pairs: correlation of all similarities; "
         "neighbours: 5 nearest kept. Read every score against the floor."
     )
     if not reload_in_new_process(batches[:2]):

@@ -46,7 +46,7 @@ PERFORMER = Mechanism(
     formula="phi(q) (phi(k)^T v) / (phi(q) sum_j phi(k_j)), phi(x)_f = exp(w_f x - |x|^2 / 2)",
     paper=Paper(title="Rethinking Attention with Performers", year=2020, arxiv="2009.14794"),
     time="n*features*d",
-    memory="n*d + features*d",
+    memory="n*features",
     supports=Supports(key_padding=True, causal=True, cross=True, weights=True),
     options=PerformerOptions,
     swap="needs-training",
