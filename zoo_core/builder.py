@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Self
 
-import torch
 from torch import nn
 
 from zoo_core import registry
 from zoo_core.architecture import Architecture
 from zoo_core.errors import OptionError
 from zoo_core.mechanism import Options
-from zoo_core.patching import apply
+from zoo_core.patching import apply, seeded
 from zoo_core.plan import Attention, Layers, Rule, plan, rules
 
 
@@ -55,10 +53,7 @@ def build(
         **model_kwargs,
     )
     order.check()
-    quiet = torch.random.fork_rng(devices=[]) if seed is not None else nullcontext()
-    with quiet:
-        if seed is not None:
-            torch.manual_seed(seed)
+    with seeded(seed):
         model = order.host.adapter().create(order.variant, **order.how)
     apply(model, order.rules, seed=seed)
     return model

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 _TENSORS = ("q", "k", "v")
-_FROM_SITE = ("scale", "dropout", "heads", "head_dim", "max_len")
+FROM_SITE = ("scale", "dropout", "heads", "head_dim", "max_len")
 _FROM_CONTEXT = tuple(spec.name for spec in fields(Context))
 
 
@@ -47,8 +47,8 @@ def from_function(function: Callable[..., Any] | None = None, **record: Any) -> 
     options = _options(function, parameters)
     told = {spec.name for spec in fields(options)}
     for name in names:
-        if name not in (*_FROM_SITE, *_FROM_CONTEXT, *told):
-            known = ", ".join((*_FROM_SITE, *_FROM_CONTEXT))
+        if name not in (*FROM_SITE, *_FROM_CONTEXT, *told):
+            known = ", ".join((*FROM_SITE, *_FROM_CONTEXT))
             raise RecordError(
                 f"{function.__qualname__} takes {name!r}, which nothing fills; take one of "
                 f"{known}, or give it a default behind a * to make it an option"

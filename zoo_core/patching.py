@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -178,11 +178,8 @@ def apply_block(
 
 def build_modules(steps: Iterable[Step], *, seed: int | None = None) -> dict[str, nn.Module]:
     """Call the factories, on the CPU whatever the default device, never on meta."""
-    quiet = torch.random.fork_rng(devices=[]) if seed is not None else nullcontext()
     modules = {}
-    with quiet, torch.device("cpu"):
-        if seed is not None:
-            torch.manual_seed(seed)
+    with seeded(seed), torch.device("cpu"):
         for step in steps:
             module = step.mechanism.factory(step.site, step.options)
             if not isinstance(module, nn.Module):
@@ -193,6 +190,17 @@ def build_modules(steps: Iterable[Step], *, seed: int | None = None) -> dict[str
             module.zoo_supports = step.mechanism.supports  # type: ignore[assignment]
             modules[step.site.path] = module
     return modules
+
+
+@contextmanager
+def seeded(seed: int | None) -> Iterator[None]:
+    """Draw from a generator seeded so, and leave torch's global one alone; None: draw from that."""
+    if seed is None:
+        yield
+        return
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
 
 
 def describe(planned: Plan) -> list[dict[str, Any]]:

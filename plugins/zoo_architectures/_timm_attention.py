@@ -10,6 +10,7 @@ import torch
 from timm.layers import Attention
 from torch import Tensor, nn
 
+from zoo_architectures._carry import Carry
 from zoo_core.attention import Context, Site, refuse_unsupported
 from zoo_core.errors import UnsupportedCall
 from zoo_core.mechanism import Supports
@@ -18,15 +19,8 @@ from zoo_core.mechanism import Supports
 KNOWN_CHILDREN = frozenset("qkv q_norm k_norm attn_drop norm gate proj proj_drop".split())
 
 
-class Carry:
-    """State handed from layer to layer within one forward; each site writes once."""
-
-    def __init__(self) -> None:
-        self._state: dict[str, Any] = {}
-
-    def get(self, key: str | None) -> Any:
-        """What the site `key` wrote in this forward, or None."""
-        return self._state.get(key) if key is not None else None
+class WriteOnce(Carry):
+    """A carry into which each site writes once."""
 
     def __setitem__(self, key: str, value: Any) -> None:
         """Raise UnsupportedCall on a second write: a recompute would read what came later."""
@@ -35,7 +29,7 @@ class Carry:
                 f"{key} ran twice in one forward, but this mechanism hands state from layer to "
                 "layer; do not checkpoint its blocks, and start each forward at the images"
             )
-        self._state[key] = value
+        super().__setitem__(key, value)
 
 
 class Frame:
@@ -70,7 +64,7 @@ class BeginForward:
         if self.model.grad_checkpointing and torch.is_grad_enabled():
             self._refuse_checkpointing()
         if self.carry:
-            self.frame.carry = Carry()
+            self.frame.carry = WriteOnce()
         if self.grid:
             rows, cols = embed.dynamic_feat_size(args[0].shape[-2:])
             self.frame.grid = (rows, cols)

@@ -18,6 +18,7 @@ from transformers.masking_utils import (
     sdpa_mask,
 )
 
+from zoo_architectures._carry import Carry
 from zoo_core.attention import Context, refuse_unsupported
 from zoo_core.errors import UnsupportedCall
 from zoo_core.nn import softmax
@@ -152,20 +153,6 @@ def _weights(module: nn.Module, query: Tensor, key: Tensor, ctx: Context, scale:
             "builds a map; zoo.attention_map(model, inputs) computes the effective one"
         )
     return module.zoo.attention_map(query, key, ctx)
-
-
-class Carry:
-    """State handed from layer to layer within one forward. Not a dict: wrappers copy dicts."""
-
-    def __init__(self) -> None:
-        self._state: dict[str, Any] = {}
-
-    def get(self, key: str | None) -> Any:
-        """What the site `key` wrote in this forward, or None."""
-        return self._state.get(key) if key is not None else None
-
-    def __setitem__(self, key: str, value: Any) -> None:
-        self._state[key] = value
 
 
 def add_hidden(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

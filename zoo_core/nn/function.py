@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from zoo_core.attention import Context, Site
+from zoo_core.functions import FROM_SITE
 
 if TYPE_CHECKING:
     from zoo_core.functions import _Named
@@ -22,8 +23,7 @@ class FunctionAttention(nn.Module):
         self.function = function
         self.told = told
         self.options = options
-        names = ("scale", "dropout", "heads", "head_dim", "max_len")
-        self.site = {name: getattr(site, name) for name in names}
+        self.site = {name: getattr(site, name) for name in FROM_SITE}
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> Tensor:
         """q (B, H, L, D), k (B, H, S, D), v (B, H, S, E) -> (B, H, L, E)."""
