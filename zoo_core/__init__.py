@@ -34,10 +34,12 @@ if TYPE_CHECKING:
     from zoo_core.registry import mechanisms as mechanisms
     from zoo_core.registry import presets as presets
     from zoo_core.registry import register as register
+    from zoo_core.training import AuxiliaryLossMixin as AuxiliaryLossMixin
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "AuxiliaryLossMixin": "zoo_core.training",
     "Patch": "zoo_core.patching",
     "architectures": "zoo_core.registry",
     "attention_map": "zoo_core.diagnose.maps",
