@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zoo_architectures._rows import transformers_row
+from zoo_architectures.rows import transformers_row
 
 ROWS = (
     transformers_row(
