@@ -2,6 +2,10 @@
 
 Hooks return records. The host calls each plugin by itself, so that it knows where a record comes
 from and one failing plugin silences nobody.
+
+A hook or an argument that is to go is marked for pluggy, `hookspec(warn_on_impl=...)` or
+`warn_on_impl_args={...}`, with a DeprecationWarning that says what to do instead. The host repeats
+it once, with the name of the plugin that still uses it.
 """
 
 from __future__ import annotations

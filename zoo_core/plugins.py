@@ -74,7 +74,7 @@ class Plugin:
 
     distribution: its PEP 503 name. entry, value: the entry point's name and "module:object".
     blocked: one line for everything that ZOO_PLUGINS or ZOO_BLOCK leaves out.
-    notes: what is allowed but costs every user, such as a slow import.
+    notes: what is allowed but costs every user, such as a slow import, and deprecated hooks.
     """
 
     distribution: str
@@ -164,6 +164,7 @@ class _Loader:
         self.seen = seen
         self.failures: list[Failure] = []
         self.blocked: list[str] = []
+        self.notes: list[str] = []
 
     def load(self) -> Plugin:
         """Import, register, and call every hook that returns records."""
@@ -185,7 +186,7 @@ class _Loader:
             catalogues=catalogues,
             failures=tuple(self.failures),
             blocked=tuple(self.blocked),
-            notes=tuple(_costs(heavy, time.perf_counter() - start)),
+            notes=(*self.notes, *_costs(heavy, time.perf_counter() - start)),
             hooks=hooks,
         )
 
@@ -207,10 +208,25 @@ class _Loader:
         try:
             found = self.isolation.attempt(self.entry.load)
             phase = "register"
-            return self.isolation.attempt(partial(_register, found, self.entry.value))
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                hooks = self.isolation.attempt(partial(_register, found, self.entry.value))
         except ForeignError as error:
             self._fail(phase, str(error), error.__cause__)
             return None
+        self._deprecate(caught)
+        return hooks
+
+    def _deprecate(self, caught: Iterable[warnings.WarningMessage]) -> None:
+        """Say which hooks and arguments that a plugin implements will go; see `hookspecs`."""
+        for warning in caught:
+            if issubclass(warning.category, DeprecationWarning):
+                self.notes.append(f"deprecated: {one_line(str(warning.message))}")
+                message = (
+                    f"plugin {self.entry.distribution} {self.entry.version}: {warning.message}"
+                )
+                # Seen by users too: unlike a DeprecationWarning, which Python hides from them.
+                warnings.warn(message, FutureWarning, stacklevel=2)
 
     def _offers(
         self, hooks: pluggy.HookRelay | None, hook: str, check: Callable[[Any], T | None]

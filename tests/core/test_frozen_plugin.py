@@ -67,3 +67,28 @@ def test_a_hook_may_gain_arguments(plugin, monkeypatch) -> None:
     assert later.failures == ()
     later.hooks.zoo_patched(model="a model", patch="a patch", reason="a new argument")
     assert sys.modules["frozen_plugin"].SEEN[-1] == ("a model", "a patch")
+
+
+@pytest.mark.parametrize(
+    "mark",
+    [
+        {"warn_on_impl": DeprecationWarning("zoo_patched goes; use zoo_built")},
+        {"warn_on_impl_args": {"patch": DeprecationWarning("zoo_patched goes; use zoo_built")}},
+    ],
+    ids=["hook", "argument"],
+)
+def test_a_deprecation_is_told_once_with_the_name_of_the_plugin(plugin, monkeypatch, mark) -> None:
+    @hookspecs.hookspec(**mark)
+    def zoo_patched(model, patch) -> None:
+        pass
+
+    monkeypatch.setattr(hookspecs, "zoo_patched", zoo_patched)
+    plugins.forget()
+    with pytest.warns(FutureWarning) as told:
+        found = plugins.installed()
+    assert [str(one.message) for one in told] == [
+        "plugin frozen-plugin 1.0: zoo_patched goes; use zoo_built"
+    ]
+    [notes] = [one.notes for one in found if one.notes]
+    assert notes == ("deprecated: zoo_patched goes; use zoo_built",)
+    assert registry.mechanism("frozen").distribution == "frozen-plugin"
