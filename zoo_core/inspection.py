@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from zoo_core.checkpoint.calibration import result_of
 from zoo_core.errors import PatchError
 from zoo_core.patching import adapter_of, stack_of, unwrap
 
@@ -35,6 +36,7 @@ class ModelReport:
     """The report of `zoo.inspect`. `notes` are things the user should know, in words.
 
     source: where zoo.pull had the model from: endpoint, repo, commit, sha256 of its files.
+    calibration: what zoo.calibrate did to this attention: data, steps, scores before and after.
     """
 
     architecture: str
@@ -45,6 +47,7 @@ class ModelReport:
     loaded: dict[str, Any] | None
     notes: tuple[str, ...]
     source: dict[str, Any] | None = None
+    calibration: dict[str, Any] | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """The report as a JSON object."""
@@ -61,8 +64,10 @@ def inspect(model: Any) -> ModelReport:
     host = unwrap(model)
     architecture, adapter = adapter_of(host)
     stack = stack_of(host)
-    expected = stack.in_force() if stack else {}
     actual = adapter.installed(host)
+    if stack:
+        stack.adopt(actual)
+    expected = stack.in_force() if stack else {}
     entries = _by_layer(stack.attention() if stack else [])
     sites, notes = [], []
     for site in adapter.sites(host):
@@ -94,6 +99,7 @@ def inspect(model: Any) -> ModelReport:
         loaded=asdict(loaded) if loaded is not None else None,
         notes=tuple(notes),
         source=asdict(source) if source is not None else None,
+        calibration=result_of(host, stack.attention()) if stack else None,
     )
 
 

@@ -80,6 +80,18 @@ class Stack:
             chosen.update(patch.modules)
         return chosen
 
+    def adopt(self, running: Mapping[str, nn.Module | None]) -> None:
+        """Take over modules that a tool replaced by copies (PEFT does, where it merges).
+
+        running: what stands at each site. Anything but another module of the same class is left
+        for `inspect` to complain about.
+        """
+        for patch in self.patches:
+            for path, module in patch.modules.items():
+                found = running.get(path)
+                if type(found) is type(module) and self.in_force()[path] is module:
+                    patch.modules[path] = found
+
     def attention(self, patches: Sequence[Patch] | None = None) -> list[dict[str, Any]]:
         """The manifest's attention block of what runs, one entry per mechanism and options."""
         patches = self.patches if patches is None else patches

@@ -146,3 +146,12 @@ def test_trainer_runs_an_epoch_and_its_directory_loads(tmp_path) -> None:
 def test_a_stranger_is_refused_with_the_known_families() -> None:
     with pytest.raises(PatchError, match=r"Linear is not a model the zoo can patch.*bert"):
         zoo.patch(nn.Linear(2, 2), "linear")
+
+
+def test_a_mechanism_trained_under_lora_is_merged_and_saved(tmp_path) -> None:
+    model = lora(zoo.build("bert", "linformer", **tiny()), modules_to_save=["zoo"])
+    for parameter in (p for name, p in model.named_parameters() if "modules_to_save" in name):
+        parameter.data.mul_(1.5)
+    expected = model.eval()(input_ids=IDS)[0]
+    zoo.save(model.merge_and_unload(), tmp_path / "merged")
+    torch.testing.assert_close(zoo.load(tmp_path / "merged")(IDS)[0], expected)
