@@ -28,6 +28,16 @@ def elu_plus_one(x: Tensor) -> Tensor:
     return F.elu(x).add_(1)  # in place: elu's backward needs its input only
 
 
+def dpfp(x: Tensor, nu: int) -> Tensor:
+    """Deterministic parameter-free projection: (..., D) -> (..., 2 D nu).
+
+    Products of r(x) = [relu(x), relu(-x)] with itself rolled by 1 ... nu places, which are sparse:
+    two vectors share a feature only where the same two entries of r are positive in both.
+    """
+    r = torch.cat([x, -x], -1).relu()
+    return torch.cat([r * r.roll(places, -1) for places in range(1, nu + 1)], -1)
+
+
 def attend(phi: FeatureMap, q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> Tensor:
     """Kernel attention, (B, H, L, E) in v's dtype; sums are in at least fp32.
 

@@ -1,0 +1,149 @@
+"""Stochastic positional encoding: kernel attention that knows relative positions.
+
+    q^_mr = sum_d q_md Q_mdr / sqrt(R),   k^_nr = sum_d k_nd K_ndr / sqrt(R),   r = 1 ... R
+    E[Q_mdr K_nd'r] = [d = d'] P_d(m - n),  so that  E[q^_m . k^_n] = sum_d q_md P_d(m - n) k_nd
+
+and q^, k^ take the place of q, k in linear or Performer attention: relative positions without a
+matrix of them. With a gate, P_d becomes g_d + (1 - g_d) P_d.
+
+Liutkus, Cifka, Wu, Simsekli, Yang, Richard, "Relative Positional Encoding for Transformers with
+Linear Complexity", 2021, arXiv:2105.08399.
+Deviations: the noise in Q and K is drawn once and saved, where the authors draw it in every
+forward. On a grid both kinds use distances in rows and columns; the prefix tokens have no position
+(their g is 1, and between a prefix token and a patch P_d is sqrt(g_d)). Positions are ranks among
+the sample's real tokens. Frequencies may have either sign and start at about one turn over the
+length of the input; P starts near 1 at short distances, and the gates mostly open (g = 0.88), since
+pretrained weights know positions already. The host's attention dropout is not applied.
+Exact when: never; q^ . k^ is off by O(1 / sqrt(R)), and the kernel is another than softmax's.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from zoo_attention.spe.codes import ConvolutionalCodes, SineCodes
+from zoo_core import Context, Site
+from zoo_core.errors import OptionError, UnsupportedCall
+from zoo_core.nn import kernels, masks, random_features
+
+if TYPE_CHECKING:
+    from zoo_attention.spe import SPEOptions
+
+#: Where gates start, before the sigmoid.
+GATE = 2.0
+
+
+class SPEAttention(nn.Module):
+    """Linear or Performer attention over encoded queries and keys.
+
+    codes: the module that makes Q and K. gate: (H, D) before the sigmoid, or None; free: (D, R),
+    the code of what has no position, persistent, or None. directions: those of Performer, (M, R),
+    persistent, or None.
+    """
+
+    free: Tensor | None
+    directions: Tensor | None
+
+    def __init__(self, site: Site, options: SPEOptions) -> None:
+        super().__init__()
+        if site.grid and site.prefix and not options.gated:
+            raise OptionError(
+                f"spe: with gated=False the {site.prefix} prefix tokens outside the grid would be "
+                "unrelated to every patch; use gated=True"
+            )
+        R = options.realizations
+        self.scale = site.scale
+        self.realizations = R
+        self.axes = len(site.grid) if site.grid else 1
+        extents = site.grid or (site.max_len,)
+        if options.kind == "sine":
+            self.codes: nn.Module = SineCodes(site, extents, options.sines, R)
+        else:
+            self.codes = ConvolutionalCodes(site, extents, options.kernel, R)
+        self.shape = (site.heads, site.head_dim)
+        self.gate = nn.Parameter(torch.full(self.shape, GATE)) if options.gated else None
+        self.register_buffer("free", torch.randn(site.head_dim, R) if options.gated else None)
+        directions = None
+        if options.base == "performer":
+            directions = random_features.orthogonal(options.features, R, norms="sqrt_d")
+        self.register_buffer("directions", directions)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> Tensor:
+        """q (B, H, L, D), k (B, H, S, D), v (B, H, S, E) -> (B, H, L, E).
+
+        The queries are those of the last L of the S tokens.
+        """
+        q, k = self.encode(q, k, ctx)
+        if self.directions is None:
+            return kernels.attend(self._elu_plus_one, q, k, v, ctx)
+        return random_features.attend(self.directions, q, k, v, ctx, scale=self.scale)
+
+    def attention_map(self, q: Tensor, k: Tensor, ctx: Context) -> Tensor:
+        """The weights (B, H, L, S)."""
+        q, k = self.encode(q, k, ctx)
+        if self.directions is None:
+            return kernels.weights(self._elu_plus_one, q, k, ctx)
+        return random_features.weights(self.directions, q, k, ctx, scale=self.scale)
+
+    def encode(self, q: Tensor, k: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
+        """q^ (B, H, L, R) and k^ (B, H, S, R), in at least fp32; padding holds zeros.
+
+        Raises UnsupportedCall where the model has a grid and the call brings none like it.
+        """
+        queries, tokens = q.shape[-2], k.shape[-2]
+        shape, prefix = self._layout(tokens, ctx)
+        order = masks.align(ctx.key_padding)
+        wide = kernels.sum_dtype(q, k)
+        with torch.autocast(q.device.type, enabled=False):
+            gate = None if self.gate is None else self.gate.to(wide)
+            codes = self.codes(shape, self._amplitude(gate, wide, q.device))
+            q = F.pad(q, (0, 0, tokens - queries, 0))
+            q, k = (
+                order.back(self._encode(order.front(x).to(wide), code, gate, prefix))
+                for x, code in zip((q, k), codes, strict=True)
+            )
+        return q[..., tokens - queries :, :], k
+
+    def _encode(self, x: Tensor, code: Tensor, gate: Tensor | None, prefix: int) -> Tensor:
+        """Encode x (B, H, N, D), real tokens in front, by code (H, n, D, R): (B, H, N, R).
+
+        Tokens in the prefix get the code of no position, and so does the gated part of the others.
+        """
+        length = x.shape[-2]
+        placed = x[..., prefix : prefix + code.shape[1], :]
+        count = placed.shape[-2]
+        out = torch.einsum("bhnd,hndr->bhnr", placed, code[:, :count])
+        out = F.pad(out, (0, 0, prefix, length - prefix - count))
+        if gate is None or self.free is None:
+            return out
+        share = (F.logsigmoid(gate) / 2).exp()[:, None]  # sqrt(g), with a finite gradient
+        if prefix:
+            first = torch.arange(length, device=x.device)[:, None] < prefix
+            share = share.masked_fill(first, 1)
+        return out + (x * share) @ (self.free.to(x.dtype) * self.realizations**-0.5)
+
+    def _layout(self, tokens: int, ctx: Context) -> tuple[tuple[int, ...], int]:
+        """The shape of the positions of this call, and how many tokens before it have none."""
+        if self.axes == 1:
+            return (tokens,), 0
+        if ctx.grid is None or len(ctx.grid) != self.axes:
+            raise UnsupportedCall(
+                f"spe was built for patches on a grid of {self.axes} axes and this call brings "
+                f"{ctx.grid}; do not drop patches, or patch a model without a grid"
+            )
+        return ctx.grid, ctx.prefix
+
+    def _amplitude(self, gate: Tensor | None, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """The factor sqrt((1 - g) / R) of the codes, (H, D)."""
+        if gate is None:
+            return torch.full(self.shape, self.realizations**-0.5, dtype=dtype, device=device)
+        return (F.logsigmoid(-gate) / 2).exp() * self.realizations**-0.5
+
+    def _elu_plus_one(self, x: Tensor) -> Tensor:
+        """elu + 1 of entries that are of the same size for every R, as in the paper."""
+        return kernels.elu_plus_one(x * math.sqrt(self.scale * math.sqrt(self.realizations)))
