@@ -14,7 +14,8 @@ def hide(x: Tensor, key_padding: Tensor | None) -> Tensor:
     """Zero the padded rows of x (B, H, S, D) by key_padding (B, S), even where they hold NaN."""
     if key_padding is None:
         return x
-    return x.masked_fill(~key_padding[:, None, :, None], 0)
+    # Several times faster than masked_fill, whose mask would be expanded to every element.
+    return torch.where(key_padding[:, None, :, None], x, x.new_zeros(()))
 
 
 def rank(key_padding: Tensor) -> Tensor:
@@ -43,14 +44,23 @@ class Alignment:
         """Move the tokens of x (B, H, S, D); padding ends up at the back, zeroed."""
         if self.order is None:
             return x
-        moved = x.gather(-2, self.order[:, None, :, None].expand_as(x))
-        return hide(moved, self.key_padding)
+        return hide(_rows(x, self.order), self.key_padding)
 
     def back(self, x: Tensor) -> Tensor:
         """Undo `front`: x (B, H, S, D) in the original order of tokens."""
         if self.order is None:
             return x
-        return x.gather(-2, self.order.argsort(-1)[:, None, :, None].expand_as(x))
+        return _rows(x, self.order.argsort(-1))
+
+
+def _rows(x: Tensor, index: Tensor) -> Tensor:
+    """The tokens `index` (B, S) of x (B, H, S, D), with all heads of a token moved as one row."""
+    batch, heads, length, width = x.shape
+    # Hosts keep tokens outermost, so that this is a view of what they pass.
+    rows = x.transpose(1, 2).reshape(batch * length, heads * width)
+    first = torch.arange(batch, device=x.device)[:, None] * length
+    moved = rows.index_select(0, (index + first).flatten())
+    return moved.view(batch, length, heads, width).transpose(1, 2)
 
 
 def align(key_padding: Tensor | None) -> Alignment:
