@@ -204,8 +204,9 @@ class Options:
         """Return these options with every `at_most` option no larger than the site allows."""
         changes = {}
         for spec in fields(self):
-            if cap := spec.metadata.get("at_most"):
-                changes[spec.name] = min(getattr(self, spec.name), getattr(site, cap))
+            value = getattr(self, spec.name)
+            if value is not None and (cap := spec.metadata.get("at_most")):
+                changes[spec.name] = min(value, getattr(site, cap))
         return replace(self, **changes) if changes else self
 
     def as_dict(self) -> dict[str, Any]:

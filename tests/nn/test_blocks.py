@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from zoo_core.nn.blocks import Blocks
+from zoo_core.nn.blocks import Blocks, surroundings
 
 CPU = torch.device("cpu")
 LENGTHS = pytest.mark.parametrize("length", [1, 3, 4, 5, 8, 13], ids=lambda n: f"{n}-tokens")
@@ -94,6 +94,16 @@ def test_derivatives(batch: int, layout: dict[str, int]) -> None:
     x, blocks = tokens(batch, 9, width=1).requires_grad_(), cut(batch, 9, **layout)
     assert torch.autograd.gradcheck(blocks.windows, x)
     assert torch.autograd.gradgradcheck(blocks.windows, x)
+
+
+def test_surroundings_are_the_blocks_around_each_block() -> None:
+    x = torch.arange(1.0, 7).view(1, 1, 6, 1)
+    seen = surroundings(x, 2, before=1, after=2)[0, 0, ..., 0]
+    assert seen.tolist() == [
+        [0, 0, 1, 2, 3, 4, 5, 6],
+        [1, 2, 3, 4, 5, 6, 0, 0],
+        [3, 4, 5, 6, 0, 0, 0, 0],
+    ]
 
 
 class TestCopies:

@@ -134,3 +134,13 @@ class _Windows(torch.autograd.Function):
         if prefix:
             tokens[:, :prefix] += own[:, :, :prefix].sum(1)
         return tokens.transpose(1, 2), None
+
+
+def surroundings(x: Tensor, size: int, *, before: int, after: int) -> Tensor:
+    """Give each block of `size` tokens its neighbours: (B, H, R * size, D) to (B, H, R, W, D).
+
+    Zeros beyond the first and last block; an overlapping view, from left to right. For products
+    that want samples and heads outermost; `Blocks` keeps tokens before heads, as hosts do.
+    """
+    padded = F.pad(x, (0, 0, before * size, after * size))
+    return padded.unfold(2, (before + 1 + after) * size, size).mT

@@ -1,0 +1,131 @@
+"""BigBird: a block of tokens sees the blocks near it, a few random ones, and the global tokens.
+
+    o_i = sum_{j in A(i)} softmax_{j in A(i)}(scale * q_i . k_j) v_j
+    A(i) = {j : |b(i) - b(j)| <= window, or b(j) in R(b(i)), or i or j is global}
+    b(i) = i // block
+
+Zaheer, Guruganesh, Dubey, Ainslie, Alberti, Ontanon, Pham, Ravula, Wang, Yang, Ahmed, "Big Bird:
+Transformers for Longer Sequences", 2020, arXiv:2007.14062.
+Deviations: global are the prefix and the first tokens, at the host's projections, not the first and
+the last block. R(b), of each head, takes one block from each of `random` stretches into which the
+blocks outside the window divide, a circle begun anywhere: it reaches over the whole sample, however
+long, and has no block twice. Causal calls draw from what lies before the window. Blocks count real
+tokens only.
+Exact when: block >= N, or window >= N / block, or random >= N / block and not causal.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from zoo_core import Site
+from zoo_core.nn.blocks import surroundings
+from zoo_core.nn.clustering import pick
+from zoo_core.nn.patterns import Neighbours
+from zoo_core.nn.sparse import Extent, SparseAttention
+
+if TYPE_CHECKING:
+    from zoo_attention.bigbird import BigBirdOptions
+
+#: Bits of a draw: an integer, which no change of the model's dtype rounds.
+BITS = 31
+
+
+class BigBirdAttention(SparseAttention):
+    """Softmax over window, random blocks and global tokens; it has no parameters.
+
+    draws: (H, blocks of max_len, random + 1), integers below 2 ** BITS: where in its stretch each
+    random block lies, and where the first stretch begins. Longer inputs use them again.
+    """
+
+    draws: Tensor
+
+    def __init__(self, site: Site, options: BigBirdOptions) -> None:
+        blocks = -(-site.max_len // options.block)
+        self.window = min(options.window, blocks)
+        self.random = min(options.random, blocks)
+        others = 2 * self.window + self.random
+        super().__init__(
+            site, few=options.block, short=others * options.block, multiple=options.block
+        )
+        self.block = options.block
+        self.hubs = options.global_tokens
+        shape = (site.heads, blocks, self.random + 1)
+        self.register_buffer("draws", torch.randint(1 << BITS, shape))
+
+    def sees(self, i: Tensor, j: Tensor, extent: Extent) -> Tensor:
+        """Whether the query of rank i sees the key of rank j: (B or 1, H, L, S)."""
+        i, j = i // self.block, j // self.block
+        blocks = -(-j.shape[-1] // self.block)
+        drawn = self.drawn(blocks, extent)
+        chosen = (drawn[..., None] == torch.arange(blocks, device=j.device)).any(-2)
+        sample = torch.arange(len(chosen), device=j.device)[:, None, None, None]
+        head = torch.arange(chosen.shape[1], device=j.device)[:, None, None]
+        return ((i - j).abs() <= self.window) | chosen[sample, head, i, j]
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, extent: Extent) -> Tensor:
+        """Attend block by block: q, k, v (B, H, N, width) -> (B, H, N, E)."""
+        length, hubs = q.shape[-2], min(extent.hubs, q.shape[-2])
+        drawn = self.drawn(length // self.block, extent)
+        near = Neighbours(self.block, self.window, 0 if extent.causal else self.window)
+        keys, values = (self._shown(x, drawn, near, hubs).flatten(0, 1) for x in (k, v))
+        mask = self._mask_of_blocks(drawn, near, length, hubs, extent)
+        mask = mask.expand(len(q), *mask.shape[1:]).flatten(0, 1)
+        # Blocks stand where there were heads.
+        queries = torch.unflatten(q, 2, (-1, self.block)).flatten(0, 1)
+        out = self._fused(queries, keys, values, mask).flatten(1, 2)
+        return torch.unflatten(out, 0, q.shape[:2]).to(v.dtype)
+
+    def drawn(self, blocks: int, extent: Extent) -> Tensor:
+        """The random blocks R(b) of each block b, (B or 1, H, blocks, random); -1 where none."""
+        b = torch.arange(blocks, device=self.draws.device)
+        draws = self.draws[:, b % self.draws.shape[1]]
+        b = b.view(1, 1, -1, 1)
+        window = (b - self.window).clamp(min=0)  # its first block
+        if extent.causal:
+            width, outside = torch.zeros_like(window), window
+        else:
+            held = -(-extent.count.view(-1, 1, 1, 1) // self.block)
+            width = (b + self.window + 1).minimum(held) - window
+            outside = held - width
+        borders = outside * torch.arange(self.random + 1, device=b.device) // self.random
+        stretch = borders.diff()
+        block = borders[..., :-1] + (draws[..., :-1] * stretch >> BITS)
+        # Stretches differ in size by one; begun anywhere, they make all blocks equally likely.
+        begin = draws[..., -1:] * outside >> BITS
+        block = (block + begin) % outside.clamp(min=1)
+        block = torch.where(block < window, block, block + width)
+        return block.masked_fill(stretch <= 0, -1)
+
+    def _shown(self, x: Tensor, drawn: Tensor, near: Neighbours, hubs: int) -> Tensor:
+        """What each block sees of x (B, H, N, D): window, random blocks, hubs: (B, H, R, W, D)."""
+        blocks = torch.unflatten(x, 2, (-1, self.block)).flatten(3)
+        number = blocks.shape[2]
+        index = drawn.clamp(0, number - 1).expand(len(x), -1, -1, -1)
+        parts = [
+            surroundings(x, near.size, before=near.before, after=near.after),
+            pick(blocks, index.flatten(2)).view(*blocks.shape[:3], -1, x.shape[-1]),
+            x[:, :, None, :hubs].expand(-1, -1, number, -1, -1),
+        ]
+        return torch.cat(parts, 3)
+
+    def _mask_of_blocks(
+        self, drawn: Tensor, near: Neighbours, length: int, hubs: int, extent: Extent
+    ) -> Tensor:
+        """Which keys of `_shown` take part, (B or 1, H, R, block or 1, W)."""
+        device = drawn.device
+        within = torch.arange(self.block, device=device)
+        window = near.positions(length, device)[:: self.block]
+        random = (drawn[..., None] * self.block + within).flatten(3)
+        first = torch.arange(hubs, device=device)
+        # Hubs are shown once, in the place of their own.
+        shown = [x.masked_fill(x < hubs, -1) for x in (window, random)]
+        j = torch.cat([x.expand(*random.shape[:3], -1) for x in (*shown, first)], -1)[..., None, :]
+        seen = (j >= 0) & (j < extent.count[..., None, None])
+        if extent.causal:
+            i = torch.arange(length, device=device).view(-1, self.block, 1)
+            seen = seen & (j <= i)
+        return seen
