@@ -1,0 +1,112 @@
+"""Collisions of hashes: a query takes the sum of the values of the keys that share its code.
+
+The share of the hashes under which a query and a key collide is then the weight of the key, a mean
+of Bernoulli trials. Sums go code by code, in time and memory linear in the tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+#: Columns of the values that the derivative of `sampled` multiplies with whole vectors at once.
+COLUMNS = 8
+
+
+def sign_codes(x: Tensor, planes: Tensor) -> Tensor:
+    """Code of each row of x (B, H, N, D) in each of M hashes, (B, H, M, N) < 2 ** bits.
+
+    planes: (H, M, D, bits), normals of the planes; each gives the bit of the side that x is on.
+    Two vectors at an angle of a share a code with probability (1 - a / pi) ** bits.
+    """
+    hashes, bits = planes.shape[1], planes.shape[-1]
+    sides = (x @ planes.to(x.dtype).transpose(1, 2).flatten(2)) > 0
+    powers = 2 ** torch.arange(bits, device=x.device)
+    codes = (sides.view(*x.shape[:-1], hashes, bits) * powers).sum(-1)
+    return codes.mT.contiguous()
+
+
+def collide(queries: Tensor, keys: Tensor, values: Tensor, *, number: int) -> Tensor:
+    """Sum of the values of keys with the query's code, mean over M hashes: (B, H, L, E).
+
+    queries (B, H, M, L) and keys (B, H, M, S): codes < number. values (B, H, S, E). Linear in L
+    and S, and deterministic on every device. Not differentiable: see `sampled`.
+    """
+    batch, heads, hashes, length = keys.shape
+    wanted = queries.flatten(0, 1)
+    # Sorted by code, the keys of one stand in a run. There are never more runs than keys, so that
+    # codes of many bits cost no more than those of few.
+    ordered, order = keys.flatten(0, 1).sort(dim=-1)
+    runs = F.pad(ordered.diff(dim=-1).sign().cumsum(-1), (1, 0))
+    steps = torch.arange(min(number, length), device=keys.device)
+    starts = torch.searchsorted(runs, steps.expand(*runs.shape[:2], -1).contiguous())
+    at = torch.searchsorted(ordered, wanted).clamp(max=length - 1)
+    missed = ordered.gather(-1, at) != wanted
+    group = torch.arange(batch * heads, device=keys.device)[:, None, None]
+    order, starts = order + group * length, starts + group * length
+    rows = runs.gather(-1, at) + group * len(steps)
+
+    values = values.flatten(0, 2)
+    sums = values.new_zeros(*wanted.shape[::2], values.shape[-1])
+    for one in range(hashes):
+        bags = order[:, one].flatten(), values, starts[:, one].flatten()
+        table = F.embedding_bag(*bags, mode="sum")
+        found = table.index_select(0, rows[:, one].flatten()).view_as(sums)
+        sums += found.masked_fill_(missed[:, one, :, None], 0)
+    return (sums / hashes).view(batch, heads, *sums.shape[1:])
+
+
+def sampled(
+    q: Tensor, k: Tensor, v: Tensor, query_codes: Tensor, key_codes: Tensor, *, bits: int
+) -> Tensor:
+    """`collide`, with a derivative: sum_j w_ij v_j, w_ij the share of hashes in which they meet.
+
+    q (B, H, L, D) and k (B, H, S, D): unit vectors, which only the derivative reads. In it w_ij is
+    taken for a function of q_i . k_j that grows at a rate of bits / 2 * w_ij, a lower bound on how
+    fast the probability of meeting does, so that it is linear in L and S as well.
+    """
+    out: Tensor = _Sampled.apply(q, k, v, query_codes, key_codes, bits)
+    return out
+
+
+class _Sampled(torch.autograd.Function):
+    """See `sampled`."""
+
+    @staticmethod
+    def forward(
+        q: Tensor, k: Tensor, v: Tensor, query_codes: Tensor, key_codes: Tensor, bits: int
+    ) -> Tensor:
+        return collide(query_codes, key_codes, v, number=2**bits)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        *tensors, ctx.bits = inputs
+        ctx.save_for_backward(*tensors)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, query_codes, key_codes = ctx.saved_tensors
+        rate, number = ctx.bits / 2, 2**ctx.bits
+        grad_v = collide(key_codes, query_codes, grad, number=number)
+        grad_q = rate * _contracted(query_codes, key_codes, grad, v, k, number)
+        grad_k = rate * _contracted(key_codes, query_codes, v, grad, q, number)
+        return grad_q, grad_k, grad_v, None, None, None
+
+
+def _contracted(
+    rows: Tensor, columns: Tensor, left: Tensor, right: Tensor, x: Tensor, number: int
+) -> Tensor:
+    """sum_j w_ij (left_i . right_j) x_j, by the codes of i in `rows` and of j in `columns`.
+
+    left (B, H, L, E), right (B, H, S, E), x (B, H, S, D) -> (B, H, L, D).
+    """
+    total = left.new_zeros(*left.shape[:-1], x.shape[-1])
+    pairs = zip(torch.split(left, COLUMNS, -1), torch.split(right, COLUMNS, -1), strict=True)
+    for some, others in pairs:
+        products = (others[..., None] * x[..., None, :]).flatten(-2)
+        met = collide(rows, columns, products, number=number).view(*some.shape, -1)
+        total += (some[..., None, :] @ met).squeeze(-2)
+    return total

@@ -1,0 +1,232 @@
+"""Locality-sensitive hashing: near vectors often meet in a bucket, so that few pairs are compared.
+
+Sorted by bucket and cut into chunks, queries attend to a window of the keys sorted likewise; the
+union over several rounds of hashing finds what one of them misses. Where meeting in a bucket is
+itself the weight, see `zoo_core.nn.collisions`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from zoo_core.nn import masks, softmax
+from zoo_core.nn.clustering import pick
+
+#: Score of a key that counts only where there is no other.
+LAST_RESORT = -1e5
+
+
+def buckets(x: Tensor, rotations: Tensor, number: int) -> Tensor:
+    """Bucket of each row of x (B, H, N, D) in each round, (B, H, R, N) < number.
+
+    That is the nearest of `number` directions: the columns of the rotations (H, R, D, K), where
+    K = ceil(number / 2), and their opposites. The length of x has no say.
+    """
+    rounds = rotations.shape[1]
+    # One product for all rounds: a broadcast one would copy x for each of them.
+    turned = x @ rotations.to(x.dtype).transpose(1, 2).flatten(2)
+    turned = turned.view(*x.shape[:-1], rounds, -1)
+    return torch.cat([turned, -turned], -1)[..., :number].argmax(-1).mT.contiguous()
+
+
+@dataclass(frozen=True, eq=False)
+class Windows:
+    """Which keys a chunk of queries sees, in each of R rounds: a window of the sorted keys.
+
+    query: (B, H, R, C, P), the queries of each chunk; token 0 where the last one is not full.
+    key: (B, H, R, C, W), the keys of its window. real: which are no padding, bool, or None.
+    row: (B, H, R, N), where each query stands among the C * P.
+    place: (B, H, R, N), where each key stands in the sorted order. first: (B, H, R, N), the place
+    at which the window of each query begins.
+    """
+
+    query: Tensor
+    key: Tensor
+    real: Tensor | None
+    row: Tensor
+    place: Tensor
+    first: Tensor
+
+    def meetings(self) -> Tensor:
+        """In how many rounds each query of a chunk sees each key of its window, (B, H, R, C, P, W).
+
+        At least 1: it does so in this one.
+        """
+        place, first = self.place.int(), self.first.int()
+        met = torch.ones(*self.query.shape, self.key.shape[-1], device=place.device)
+        for shift in range(1, self.key.shape[2]):
+            # Every round beside the one that comes `shift` rounds before it.
+            keys = place.roll(shift, 2).gather(-1, self.key.flatten(3)).view_as(self.key)
+            starts = first.roll(shift, 2).gather(-1, self.query.flatten(3)).view_as(self.query)
+            met += self._inside(keys[..., None, :] - starts[..., None])
+        return met
+
+    def dense(self) -> Tensor:
+        """Which keys each query sees in any round, bool (B, H, N, N), padding among them."""
+        return self._inside(self.place[..., None, :] - self.first[..., None]).any(2)
+
+    def _inside(self, offset: Tensor) -> Tensor:
+        return (offset >= 0) & (offset < self.key.shape[-1])
+
+
+@torch.no_grad()
+def windows(
+    queries: Tensor,
+    keys: Tensor,
+    key_padding: Tensor | None,
+    *,
+    number: int,
+    chunk: int,
+    before: int,
+    after: int,
+) -> Windows:
+    """Sort tokens by their buckets (B, H, R, N) < number, and lay out who sees whom.
+
+    Queries form chunks of `chunk`. Each sees `before` + 1 + `after` chunks of keys, around the
+    place among the keys that matches the chunk's middle: as far into the same bucket. With equal
+    buckets for queries and keys that is the chunk itself with its neighbours; at the ends the
+    window moves inwards rather than shrink. Padding has a bucket of its own, behind all others,
+    so that places, and with them all borders, depend on the sample's real tokens only.
+    """
+    length = queries.shape[-1]
+    size = min(chunk, length)
+    width = min((before + 1 + after) * size, length)
+    chunks = -(-length // size)
+    sorted_queries = _sort(queries, key_padding, number)
+    sorted_keys = sorted_queries if keys is queries else _sort(keys, key_padding, number)
+
+    step = torch.arange(chunks, device=queries.device) * size
+    middle = (step + size // 2).clamp(max=length - 1).expand(*queries.shape[:3], -1)
+    real = None if key_padding is None else key_padding.sum(-1)[:, None, None, None]
+    if real is not None:
+        middle = middle.minimum(real - 1).clamp(min=0)
+    matching = sorted_queries.matching(middle, sorted_keys)
+    last = length - width if real is None else real - width
+    first = (matching - size // 2 - before * size).clamp(max=last).clamp(min=0)
+
+    places = first[..., None] + torch.arange(width, device=queries.device)
+    filled = F.pad(sorted_queries.order, (0, chunks * size - length))
+    return Windows(
+        query=filled.view(*queries.shape[:3], chunks, size),
+        key=sorted_keys.order.gather(-1, places.flatten(3)).view_as(places),
+        real=None if real is None else places < real[..., None],
+        row=sorted_queries.place,
+        place=sorted_keys.place,
+        first=first.gather(-1, sorted_queries.place // size),
+    )
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    seen: Windows,
+    *,
+    scale: float,
+    spare_self: bool = False,
+    dropout: float = 0.0,
+) -> Tensor:
+    """Softmax attention of each query over the union of its windows, (B, H, N, E), at least fp32.
+
+    q, k (B, H, N, D), v (B, H, N, E); k and v must be finite at padding. Each round computes its
+    own softmax, and the rounds are weighed by their denominators; a key that a query sees in
+    several rounds has its share split among them, which makes the union exact.
+    spare_self: a token sees itself only where there is nothing else to see.
+    """
+    wide = torch.promote_types(q.dtype, torch.float32)
+    rounds = seen.query.shape[2]
+    queries = _lay_out(q.to(wide) * scale, seen.query)
+    keys, values = (_lay_out(x.to(wide), seen.key) for x in (k, v))
+    scores = queries @ keys.mT
+    if spare_self:
+        own = seen.query[..., None] == seen.key[..., None, :]
+        scores = scores.masked_fill_(own, LAST_RESORT)
+    if seen.real is not None:
+        scores = scores.masked_fill_(~seen.real[..., None, :], torch.finfo(wide).min)
+    peak = scores.detach().amax(-1, keepdim=True)
+    powers = scores.sub_(peak).exp_()
+    if rounds > 1:
+        powers = powers / seen.meetings()
+    total = powers.sum(-1, keepdim=True)
+    out, mass = (F.dropout(powers, dropout) @ values) / total, peak + total.log()
+
+    # Each round's rows, back in the order of the tokens.
+    rows = torch.arange(rounds, device=q.device)[:, None] * seen.query.shape[3:].numel() + seen.row
+    out, mass = (pick(x.flatten(2, 4), rows.flatten(2)).view(*rows.shape, -1) for x in (out, mass))
+    mixed: Tensor = (out * mass.softmax(2)).sum(2)
+    return mixed
+
+
+def weights(
+    q: Tensor,
+    k: Tensor,
+    seen: Windows,
+    key_padding: Tensor | None,
+    *,
+    scale: float,
+    spare_self: bool = False,
+) -> Tensor:
+    """The attention map (B, H, N, N) of `attend`, dense: for looking, not for running."""
+    wide = torch.promote_types(q.dtype, torch.float32)
+    scores = (q.to(wide) * scale) @ k.to(wide).mT
+    if spare_self:
+        own = torch.eye(q.shape[-2], dtype=torch.bool, device=q.device)
+        scores = scores.masked_fill(own, LAST_RESORT)
+    mask = seen.dense()
+    if key_padding is not None:
+        mask = mask & key_padding[:, None, None]
+    return softmax.masked_softmax(scores, mask)
+
+
+def centred(x: Tensor, key_padding: Tensor | None) -> Tensor:
+    """x (B, H, N, D), 0 at padding, less the mean of its real tokens, in at least fp32."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    real = masks.count(key_padding, x).clamp(min=1)[:, None, None, None]
+    return x.to(wide) - x.sum(-2, keepdim=True, dtype=wide) / real
+
+
+def _lay_out(x: Tensor, token: Tensor) -> Tensor:
+    """Rows of x (B, H, N, D) by token (B, H, R, C, P): (B, H, R, C, P, D)."""
+    return pick(x, token.flatten(2)).view(*token.shape, -1)
+
+
+@dataclass(frozen=True, eq=False)
+class _Sorted:
+    """Tokens sorted by bucket, those of one bucket as they came.
+
+    bucket, order, place: (B, H, R, N), bucket of each token, token at each place, and the place of
+    each token. start, count: (B, H, R, number + 1), of each bucket.
+    """
+
+    bucket: Tensor
+    order: Tensor
+    place: Tensor
+    start: Tensor
+    count: Tensor
+
+    def matching(self, place: Tensor, other: _Sorted) -> Tensor:
+        """The place in `other` that is as far into the same bucket, for places (B, H, R, C)."""
+        bucket = self.bucket.gather(-1, self.order.gather(-1, place))
+        within = 2 * (place - self.start.gather(-1, bucket)) + 1
+        ours, theirs = self.count.gather(-1, bucket), other.count.gather(-1, bucket)
+        return other.start.gather(-1, bucket) + within * theirs // (2 * ours)
+
+
+def _sort(bucket: Tensor, key_padding: Tensor | None, number: int) -> _Sorted:
+    if key_padding is not None:
+        bucket = bucket.masked_fill(~key_padding[:, None, None], number)
+    order = bucket.argsort(dim=-1, stable=True)
+    steps = torch.arange(bucket.shape[-1], device=bucket.device).expand_as(order)
+    count = bucket.new_zeros(*bucket.shape[:-1], number + 1)
+    count.scatter_add_(-1, bucket, torch.ones_like(bucket))
+    return _Sorted(
+        bucket=bucket,
+        order=order,
+        place=torch.empty_like(order).scatter_(-1, order, steps),
+        start=count.cumsum(-1) - count,
+        count=count,
+    )
