@@ -94,7 +94,7 @@ def _gather(w: Tensor, k: Tensor, bias: Tensor, v: Tensor) -> tuple[Tensor, Tens
     (B, H, M).
     """
     D, E = k.shape[-1], v.shape[-1]
-    width = _aligned(max(D + 1, E + 2))
+    width = softmax.fused_width(max(D + 1, E + 2))
     # The fused kernel keeps its denominators to itself. One more key, of known logit, has a share
     # in each softmax that tells the mass of all the others.
     known = bias.detach().amax(-1)
@@ -116,7 +116,7 @@ def _read(w: Tensor, q: Tensor, means: Tensor, masses: Tensor) -> Tensor:
     w (M, D), q (B, H, L, D), masses (B, H, M).
     """
     D, E = q.shape[-1], means.shape[-1]
-    width = _aligned(max(D + 1, E))
+    width = softmax.fused_width(max(D + 1, E))
     queries = F.pad(q, (0, width - D))
     queries[..., D] = 1
     keys = F.pad(w.expand(*masses.shape, -1), (0, width - D))
@@ -185,8 +185,3 @@ def _log_kernel(q_log: Tensor, k_log: Tensor) -> Tensor:
     q_top, k_top = (x.detach().amax(-1, keepdim=True) for x in (q_log, k_log))
     inner = (q_log - q_top).exp_() @ (k_log - k_top).exp_().mT
     return inner.clamp_min(kernels.negligible(inner.dtype)).log() + q_top + k_top.mT
-
-
-def _aligned(width: int) -> int:
-    """The next multiple of 8: fused kernels on GPUs take no other width."""
-    return -(-width // 8) * 8

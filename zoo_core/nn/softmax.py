@@ -57,6 +57,11 @@ def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
     return scores.masked_fill(~mask, low).softmax(-1).masked_fill(~mask, 0)
 
 
+def fused_width(width: int) -> int:
+    """The next multiple of 8, for heads that are widened: fused kernels on GPUs take no other."""
+    return -(-width // 8) * 8
+
+
 class Softmax(nn.Module):
     """Softmax attention as a module, for a mechanism or wherever stock layers are looked at."""
 

@@ -1,0 +1,149 @@
+"""Softmax within a window around each token, and a prefix that sees and is seen by all.
+
+Nothing of size N x N is made; distance counts a sample's real tokens only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from zoo_core.nn import masks, softmax
+from zoo_core.nn.blocks import Blocks
+
+# Keys per block: fewer do not fill the kernel, more see too much that lies out of reach.
+SMALLEST, LARGEST = 16, 128
+
+
+@dataclass(frozen=True)
+class Window:
+    """Who sees whom: token i the tokens j with |i - j| <= reach.
+
+    prefix: the first `prefix` real tokens see, and are seen by, all.
+    causal: of all these, only the tokens up to i are seen.
+    stride: key j stands for the tokens from stride * j on; the distance is |i // stride - j|.
+        A stride other than 1 goes with neither prefix nor causal.
+    """
+
+    reach: int
+    prefix: int = 0
+    causal: bool = False
+    stride: int = 1
+
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        key_padding: Tensor | None,
+        *,
+        scale: float,
+        dropout: float = 0.0,
+    ) -> Tensor:
+        """Attend to tokens as a host orders them: (B, H, L, E), zeros where no key is seen.
+
+        q (B, H, L, D): the queries of the last L tokens. k (B, H, S, D), v (B, H, S, E), whose
+        padding may hold anything. dropout: pass 0 outside training.
+        """
+        queries, keys = q.shape[-2], k.shape[-2]
+        if queries <= self._size or self._is_short(keys):
+            k, v = masks.hide(k, key_padding), masks.hide(v, key_padding)
+            mask = self._mask_of_tokens(queries, keys, key_padding, k.device)
+            return F.scaled_dot_product_attention(
+                q, k, v, attn_mask=mask, dropout_p=dropout, scale=scale
+            )
+        tokens = masks.align(key_padding)
+        q = F.pad(q, (0, 0, keys - queries, 0)) if queries < keys else q
+        q, k, v = (tokens.front(x) for x in (q, k, v))
+        real = None if key_padding is None else key_padding.sum(-1)
+        out = self.attend_front(q, k, v, real, scale=scale, dropout=dropout)
+        return tokens.back(out)[:, :, keys - queries :]
+
+    def attend_front(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        real: Tensor | None,
+        *,
+        scale: float,
+        dropout: float = 0.0,
+    ) -> Tensor:
+        """Attend to tokens of which the real ones lie at the front: (B, H, N, E).
+
+        q (B, H, N, D), k (B, H, S, D), v (B, H, S, E), S = ceil(N / stride); padding is finite.
+        real: (B,) number of keys that are no padding, None = all. dropout: as in `attend`.
+        """
+        fused = partial(F.scaled_dot_product_attention, dropout_p=dropout, scale=scale)
+        if not self._is_short(k.shape[-2]):
+            return self._attend_in_blocks(q, k, v, real, fused)
+        i, j = (torch.arange(x.shape[-2], device=x.device)[None] for x in (q, k))
+        if real is not None:
+            j = j.masked_fill(j >= real[:, None], -1)
+        return fused(q, k, v, attn_mask=self._mask(i, j))
+
+    def weights(self, q: Tensor, k: Tensor, key_padding: Tensor | None, *, scale: float) -> Tensor:
+        """The map (B, H, L, S) of `attend`, dense: for looking, not for running."""
+        wide = torch.promote_types(q.dtype, torch.float32)
+        scores = (q.to(wide) @ masks.hide(k, key_padding).to(wide).mT) * scale
+        return softmax.masked_softmax(
+            scores, self._mask_of_tokens(q.shape[-2], k.shape[-2], key_padding, k.device)
+        )
+
+    @property
+    def _neighbours(self) -> int:
+        """Blocks that a window spans to each side."""
+        return max(1, -(-self.reach // LARGEST))
+
+    @property
+    def _size(self) -> int:
+        """Keys in a block."""
+        return max(SMALLEST, -(-self.reach // self._neighbours))
+
+    def _is_short(self, keys: int) -> bool:
+        """Whether blocks would see about as much as a dense mask shows."""
+        return keys <= 2 * (self._neighbours + 1) * self._size
+
+    def _mask_of_tokens(
+        self, queries: int, keys: int, key_padding: Tensor | None, device: torch.device
+    ) -> Tensor:
+        """The dense mask of a call, (B or 1, 1, L, S)."""
+        if key_padding is None:
+            positions = torch.arange(keys, device=device)[None]
+        else:
+            positions = masks.rank(key_padding).masked_fill(~key_padding, -1)
+        return self._mask(positions[:, -queries:], positions)
+
+    def _mask(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """Who sees whom, (B, 1, L, S), by positions (B, L) and (B, S); key -1 is no token."""
+        i, j = queries[:, None, :, None], keys[:, None, None, :]
+        own = i if self.stride == 1 else i // self.stride
+        past = (j >= own - self.reach) | (j < self.prefix)
+        future = j <= i if self.causal else (j <= own + self.reach) | (i < self.prefix)
+        return past & future & (j >= 0)
+
+    def _attend_in_blocks(
+        self, q: Tensor, k: Tensor, v: Tensor, real: Tensor | None, fused: Callable[..., Tensor]
+    ) -> Tensor:
+        """Attend block by block; a prefix that sees everything is attended apart."""
+        keys, size, before = k.shape[-2], self._size, self._neighbours
+        prefix, after = min(self.prefix, keys), 0 if self.causal else before
+        of_keys = Blocks(len(k), keys, size, before=before, after=after, prefix=prefix)
+        of_queries = Blocks(len(q), q.shape[-2], size * self.stride, before=before, after=after)
+        mask = self._mask(of_queries.queries(q.device), of_keys.keys(q.device, real))
+        windows = (of_keys.windows(x) for x in (k, v))
+        out = of_queries.join(fused(of_queries.split(q), *windows, attn_mask=mask))
+        if self.causal or not prefix:
+            return out
+        seen = None
+        if real is not None:
+            seen = (torch.arange(keys, device=k.device) < real[:, None])[:, None, None]
+        first = fused(q[:, :, :prefix], k, v, attn_mask=seen)
+        # Put together as hosts store it, tokens before heads.
+        parts = [first.transpose(1, 2), out.transpose(1, 2)[:, prefix:]]
+        return torch.cat(parts, 1).transpose(1, 2)
