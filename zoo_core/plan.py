@@ -127,6 +127,8 @@ def obstacles(mechanism: Mechanism, site: Site) -> list[str]:
         )
     if "carry" in supports.needs and site.calls > 1:
         reasons.append(f"{name} hands state from layer to layer, and this model repeats one layer")
+    if "times" in supports.needs and site.grid is not None:
+        reasons.append(f"{name} reads the time of each token, and images have none")
     if supports.grid == "required" and site.grid is None:
         reasons.append(f"{name} needs tokens on a (rows, cols) grid, and this model has none")
     return reasons

@@ -39,17 +39,27 @@ class Probe(nn.Module):
         self.carries = carries
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, ctx: Context, *, recompute: bool = False
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        ctx: Context,
+        *,
+        recompute: bool = False,
+        alike: bool = True,
     ) -> Tensor:
         """q (B, H, L, D), k (B, H, S, D), v (B, H, S, E) -> (B, H, L, E).
 
         recompute: run each site under non-reentrant gradient checkpointing.
+        alike: all sites see the same queries, else each its own, as in a model.
         """
         ctx = self._with_carry(ctx)
-        outputs = [
-            checkpoint(site, q, k, v, ctx, use_reentrant=False) if recompute else site(q, k, v, ctx)
-            for site in self.sites
-        ]
+        outputs = []
+        for number, site in enumerate(self.sites, 1):
+            inputs = (q if alike else q * number, k, v, ctx)
+            outputs.append(
+                checkpoint(site, *inputs, use_reentrant=False) if recompute else site(*inputs)
+            )
         return torch.stack(outputs).mean(0) if len(outputs) > 1 else outputs[0]
 
     def attention_map(self, q: Tensor, k: Tensor, ctx: Context) -> Tensor:

@@ -16,6 +16,7 @@ from zoo_core.testing.compare import changed, expect, expect_close, expect_finit
 from zoo_core.testing.conformance import refused, rule
 from zoo_core.testing.layouts import layouts, spread
 from zoo_core.testing.limits import decode, with_bias
+from zoo_core.testing.training import perturb
 
 
 @rule(None, applies=lambda mechanism: mechanism.supports.causal)
@@ -131,6 +132,7 @@ def check_linear_in_v(mechanism: Mechanism) -> None:
     unlike = []
     for setting in settings(mechanism):
         probe, call = setting.build(), setting.call(17, batch=2)
+        perturb(probe)
         other = setting.call(17, batch=2, seed=1).v
         got = run(probe, call.but("2 v - 3 w", v=2 * call.v - 3 * other))
         wanted = 2 * run(probe, call) - 3 * run(probe, call.but(v=other))
@@ -144,9 +146,10 @@ def check_linear_in_v(mechanism: Mechanism) -> None:
 def check_refusals(mechanism: Mechanism) -> None:
     """What is not promised is refused in words: by the plan where it is known, else by the call."""
     supports = mechanism.supports
+    grid = (4, 6) if supports.grid == "required" else None
     known = {
-        "causal": (supports.causal, Site(causal=True, grid=(4, 6))),
-        "cross": (supports.cross, Site(kind="cross", grid=(4, 6))),
+        "causal": (supports.causal, Site(causal=True, grid=grid)),
+        "cross": (supports.cross, Site(kind="cross", grid=grid)),
         "grid": (supports.grid != "required", Site(grid=None)),
     }
     for promise, (held, site) in known.items():

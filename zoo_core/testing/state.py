@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,7 +30,9 @@ def check_deepcopy(mechanism: Mechanism) -> None:
                 parameter.add_(torch.linspace(0.5, 1, parameter.numel()).view_as(parameter))
         expect_bits(run(probe, call), before, call, "the original unmoved by changes to its copy")
         if any(p.requires_grad for p in twin.parameters()):
-            moved = changed(run(twin, call), before)
+            moved = changed(run(twin, call), before) or _auxiliary(twin, call) != _auxiliary(
+                probe, call
+            )
             expect(moved, call, "the copy to follow its own weights", "the original's output")
 
 
@@ -91,6 +94,16 @@ def _gradients(probe: Probe, call: Call, *, recompute: bool) -> dict[str, Tensor
         torch.autograd.backward(out.square().sum())
     found = {"output": out.detach(), **{name: x.grad for name, x in inputs.items()}}
     return {**found, **{name: p.grad for name, p in probe.named_parameters()}}
+
+
+def _auxiliary(probe: Probe, call: Call) -> float:
+    """The auxiliary loss of one seeded forward in train mode: all that some parameters act on."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        run(probe.train(), call)
+    probe.eval()
+    losses: list[Any] = [getattr(site, "auxiliary_loss", None) for site in probe.sites]
+    return sum(float(loss().item()) for loss in losses if loss is not None)
 
 
 def _train_step(probe: Probe, call: Call) -> None:

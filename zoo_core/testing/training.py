@@ -12,6 +12,7 @@ from torch import Tensor
 from zoo_core.mechanism import Mechanism, Options
 from zoo_core.testing.cases import (
     MAX_LEN,
+    Call,
     Probe,
     Setting,
     main_settings,
@@ -52,9 +53,9 @@ def check_parameters_train(mechanism: Mechanism) -> None:
         trainable = {name: p for name, p in probe.named_parameters() if p.requires_grad}
         if not trainable:
             continue
-        _perturb(probe)
+        perturb(probe)
         for call in (setting.call(33, batch=2), setting.call(48, seed=1)):
-            torch.autograd.backward(_loss(probe, run(probe, call)))
+            torch.autograd.backward(_loss(probe, run(probe, call, alike=False)))
         for name, parameter in trainable.items():
             got = "None" if parameter.grad is None else "zero everywhere"
             trained = parameter.grad is not None and bool(parameter.grad.any())
@@ -66,10 +67,11 @@ def check_unused(mechanism: Mechanism) -> None:
     """`unused` names exactly the projections whose values change nothing."""
     for setting in settings(mechanism):
         probe, call, fresh = setting.build(), setting.call(24), setting.call(24, seed=1)
-        _perturb(probe)
+        perturb(probe)
         out = run(probe, call)
         for name, letter in (("query", "q"), ("key", "k"), ("value", "v")):
-            other = call.but(f"another {letter}", **{letter: getattr(fresh, letter)})
+            other = _projected_otherwise(call, name)
+            other = other.but(f"another {letter}", **{letter: getattr(fresh, letter)})
             acts = changed(run(probe, other), out)
             if name in probe.unused:
                 expect(not acts, other, f"the same output, since {name} is unused", "another one")
@@ -140,6 +142,14 @@ def check_gradients(mechanism: Mechanism) -> None:
                 raise ConformanceFailure(str(call), "gradients = differences", shown) from error
 
 
+def _projected_otherwise(call: Call, name: str) -> Call:
+    """The call of a host whose projection `name` is another, for mechanisms that read weights."""
+    if call.ctx.projections is None:
+        return call
+    weight, bias = call.ctx.projections[name]
+    return call.but(projections={**call.ctx.projections, name: (weight.flip(0, 1), bias)})
+
+
 def _behaves_otherwise(mechanism: Mechanism, base: Options, other: Options) -> bool:
     """Whether two option sets differ in anything a user could notice at the kit's sizes."""
     for setting in settings(mechanism):
@@ -201,7 +211,7 @@ def _candidates(metadata: Any, value: object) -> list[object]:
     return [1, 2, 4, 0.5, 1.0, True, *near]
 
 
-def _perturb(probe: Probe) -> None:
+def perturb(probe: Probe) -> None:
     """Move every parameter off its start, where a zero gate would hide what lies behind it."""
     source = torch.Generator().manual_seed(5)
     with torch.no_grad():
