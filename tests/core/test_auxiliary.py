@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 from transformers import Trainer, TrainingArguments
 
 import zoo_core as zoo
@@ -165,3 +166,13 @@ def test_a_twin_starts_without_a_last_forward(twin) -> None:
     module(x, x, x, zoo.Context())
     assert twin(module).auxiliary_loss().item() == 0
     assert module.auxiliary_loss().item() == 4
+
+
+def test_a_loss_that_reentrant_checkpointing_cut_off_is_told() -> None:
+    module, x = Penalised(), torch.randn(1, 1, 4, 8, requires_grad=True)
+    checkpoint(module, x, x, x, zoo.Context(), use_reentrant=True)
+    with pytest.warns(RuntimeWarning, match=r"penalised carries no gradient.*use_reentrant=False"):
+        module.auxiliary_loss()
+    checkpoint(module, x, x, x, zoo.Context(), use_reentrant=False)
+    module.auxiliary_loss().backward()
+    assert module.gain.grad == 4

@@ -20,10 +20,12 @@ class AuxiliaryLoss:
         self._mechanism = mechanism
         self._last: Tensor | None = None
         self._unread = 0
+        self._detached = False
 
     def keep(self, loss: Tensor | None) -> None:
         """Replace what the last forward left; loss is a scalar, None = this forward has none."""
         self._last = loss
+        self._detached = not torch.is_grad_enabled()
         if torch.compiler.is_compiling() or loss is None or not loss.requires_grad:
             return
         if self._unread == 1:
@@ -39,6 +41,14 @@ class AuxiliaryLoss:
     def last(self) -> Tensor:
         """The loss of the last forward, a scalar that carries gradients; 0 where it had none."""
         self._unread = -1
+        if self._detached and self._last is not None and torch.is_grad_enabled():
+            warnings.warn(
+                f"the auxiliary loss of {self._mechanism} carries no gradient: its forward ran "
+                "without one, under no_grad or under reentrant checkpointing, which must be "
+                "use_reentrant=False",
+                RuntimeWarning,
+                stacklevel=2,
+            )
         return torch.zeros(()) if self._last is None else self._last
 
     def __deepcopy__(self, memo: dict[int, Any]) -> AuxiliaryLoss:
