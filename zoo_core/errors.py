@@ -58,6 +58,10 @@ class CatalogueError(ZooError, ValueError):
     """A registry.toml that breaks the schema or redefines a name."""
 
 
+class BenchError(ZooError, ValueError):
+    """A measurement that cannot be made, drawn, saved or compared as asked."""
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return "; did you mean 'x'?" for the names nearest to `name`, or an empty string."""
     near = difflib.get_close_matches(name, sorted(set(known)), n=3, cutoff=0.6)

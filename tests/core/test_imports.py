@@ -42,6 +42,7 @@ def cli(*arguments: str) -> str:
         cli("list", "--architectures"),
         cli("list", "--presets"),
         cli("show", "softmax"),
+        cli("bench", "--help"),
         cli("plugins"),
     ],
     ids=lambda code: code.partition("main(")[2].partition(")")[0] or code.partition(";")[0],

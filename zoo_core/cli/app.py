@@ -24,6 +24,10 @@ VERBS = (
     "pull",
     "verify",
     "registry",
+    "bench",
+    "calibrate",
+    "evaluate",
+    "diagnose",
     "hub",
 )
 

@@ -24,7 +24,7 @@ _NAMED = (
 )
 
 
-def _assignments(
+def assignments(
     context: click.Context, parameter: click.Parameter, values: tuple[str, ...]
 ) -> dict[str, Any]:
     """Parse KEY=VALUE pairs; a value is JSON where it can be read as JSON, else a text."""
@@ -42,11 +42,11 @@ def _assignments(
     return found
 
 
-def _settings(
+def settings(
     context: click.Context, parameter: click.Parameter, values: tuple[str, ...]
 ) -> dict[str, Any]:
     """Parse KEY=VALUE pairs that become keyword arguments of zoo.build."""
-    found = _assignments(context, parameter, values)
+    found = assignments(context, parameter, values)
     for key in found:
         if key in _NAMED:
             raise click.BadParameter(f"{key!r} is not a setting of the host model")
@@ -59,7 +59,7 @@ _OPTIONS = (
         "options",
         metavar="KEY=VALUE",
         multiple=True,
-        callback=_assignments,
+        callback=assignments,
         help="An option of the mechanism, such as rank=64; may be repeated.",
     ),
     click.option("--layers", help="Where: 3, 0-3, 4-, 0,2,5-7, self, cross:0-3. Default: all."),
@@ -70,7 +70,7 @@ _OPTIONS = (
         "model_kwargs",
         metavar="KEY=VALUE",
         multiple=True,
-        callback=_settings,
+        callback=settings,
         help="A setting of the host model, such as num_hidden_layers=4; may be repeated.",
     ),
 )

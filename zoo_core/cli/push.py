@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 @click.option("--revision", metavar="BRANCH", help="Another branch than main.")
 @click.option("--message", help="The title of the commit.")
 @click.option("--license", help="The Hub's name of a license, for the card.")
+@click.option(
+    "--speed",
+    type=click.Path(path_type=Path),
+    help="A file that `zoo bench --save` wrote, for the card.",
+)
 @click.option("--dry-run", is_flag=True, help="Show files, sizes and card; change nothing.")
 @hub_options
 @click.option("--json", is_flag=True, help="Print a JSON object.")
@@ -33,6 +38,7 @@ def command(
     revision: str | None,
     message: str | None,
     license: str | None,
+    speed: Path | None,
     dry_run: bool,
     endpoint: str | None,
     json: bool,
@@ -51,6 +57,7 @@ def command(
             revision=revision,
             message=message,
             license=license,
+            speed=speed,
             dry_run=dry_run,
             token=token(),
             endpoint=endpoint,

@@ -1,0 +1,140 @@
+"""`zoo bench` on tiny inputs; no test here looks at a time."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from zoo_core.bench import layers, yardsticks
+
+QUICK = "--length 16,24 --heads 2 --width 8 --rounds 2 --seconds 1e-9 --no-peers".split()
+
+
+@pytest.fixture(autouse=True)
+def small_yardsticks(monkeypatch) -> None:
+    monkeypatch.setattr(yardsticks, "SIZE_ON_CPU", 8)
+    monkeypatch.setattr(yardsticks, "COPIED_BYTES", 64)
+
+
+def test_a_table_and_its_machine(zoo) -> None:
+    run = zoo("bench", "linear", "uniform", "--length", "16,24,32", *QUICK[2:], "--threads", "1")
+    assert run.code == 0, run.err
+    assert run.out.startswith("batch 1, 2 heads, width 8, float32, forward\n")
+    assert "1 thread on" in run.out
+    assert run.out.count("linear") == 4  # three lengths, one line of exponents
+    assert "pays from" in run.out
+    assert max(map(len, run.out.splitlines())) <= 80
+
+
+def test_json_lines(zoo) -> None:
+    run = zoo("bench", "linear", "--batch", "1,2", "--padded", "--json", *QUICK)
+    assert run.code == 0, run.err
+    lines = [json.loads(line) for line in run.out.splitlines()]
+    assert lines[0]["kind"] == "machine"
+    rows = [line for line in lines if line["kind"] == "row"]
+    assert [(row["name"], row["length"], row["batch"]) for row in rows] == [
+        (name, length, batch)
+        for length in (16, 24)
+        for batch in (1, 2)
+        for name in ("sdpa", "linear")
+    ]
+    assert rows[1]["padded"]
+    assert rows[1]["ratios"]["sdpa"].keys() == {"value", "error"}
+    assert [line["kind"] for line in lines[9:]] == ["break_even"] * 2
+
+
+def test_markdown_for_a_readme(zoo) -> None:
+    run = zoo("bench", "linear", "uniform", "--markdown", *QUICK)
+    assert run.code == 0, run.err
+    lines = run.out.splitlines()
+    assert lines[0] == "forward, batch 1, float32:"
+    assert lines[2].startswith("| mechanism | pays from | / sdpa at 16 | / sdpa at 24 | MB at 24")
+    assert [line.split()[1] for line in lines[4:6]] == ["`linear`", "`uniform`"]
+    assert "torch" in lines[-1]
+
+
+def test_a_run_is_kept_and_compared(zoo, tmp_path, monkeypatch) -> None:
+    path = tmp_path / "kept.json"
+    arguments = ["bench", "linear", *QUICK]
+    run = zoo(*arguments, "--save", str(path))
+    assert run.code == 0, run.err
+    document = json.loads(path.read_text())
+    assert [row["name"] for row in document["rows"]] == ["sdpa", "linear"] * 2
+    for row in document["rows"]:
+        for ratio in row["ratios"].values():
+            ratio["value"] /= 1e6  # it was a million times as fast
+    path.write_text(json.dumps(document))
+    run = zoo(*arguments, "--against", str(path))
+    assert run.code == 1
+    assert "slower than the baseline: linear" in run.err
+    for row in document["rows"]:
+        for ratio in row["ratios"].values():
+            ratio["value"] *= 1e12
+    path.write_text(json.dumps(document))
+    run = zoo(*arguments, "--against", str(path), "--json")
+    assert run.code == 0, run.err
+    changes = [line for line in map(json.loads, run.out.splitlines()) if line["kind"] == "change"]
+    assert [change["verdict"] for change in changes] == ["faster", "faster"]
+
+
+def test_a_plot(zoo, tmp_path) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "costs.png"
+    run = zoo("bench", "uniform", "--plot", str(path), *QUICK)
+    assert run.code == 0, run.err
+    assert path.stat().st_size > 10_000
+    assert f"drawn in {path}" in run.err
+
+
+def test_a_model(zoo) -> None:
+    sizes = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "vocab_size": 50}
+    run = zoo(
+        *("bench", "--model", "bert", "--attention", "linear,gpsa", "--length", "16", "--no-peers"),
+        *("--rounds", "2", "--seconds", "1e-9", *(f"--set={k}={v}" for k, v in sizes.items())),
+    )
+    assert run.code == 0, run.err
+    assert run.out.startswith("bert: batch 1, 2 heads, width 8, float32, forward\n")
+    assert "tax" in run.out
+    assert "not measured: gpsa: does not fit BertModel" in run.err
+
+
+def test_interruption_keeps_what_is_complete_and_exits_with_1(zoo, monkeypatch, tmp_path) -> None:
+    path = tmp_path / "kept.json"
+    measure = layers.measure
+
+    def interrupted(*arguments, **how):
+        rows = measure(*arguments, **how)
+        yield next(rows)
+        yield next(rows)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(layers, "measure", interrupted)
+    run = zoo("bench", "linear", "--save", str(path), *QUICK)
+    assert run.code == 1
+    assert "interrupted; 2 rows complete" in run.err
+    assert "linear" in run.out
+    assert len(json.loads(path.read_text())["rows"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        ([], 2, "name mechanisms, a pattern such as '*former', or all"),
+        (["linear", "--json", "--markdown"], 2, "choose one of --json and --markdown"),
+        (["linear", "--task", "masked-lm"], 2, "--task and --set belong to --model"),
+        (["linear", "--model", "bert", "--heads", "3"], 2, "--heads and --width are the model's"),
+        (["linear", "--length", "0"], 2, "0 is not in the range"),
+        (["linear", "--mode", "sideways"], 2, "sideways"),
+        (["linfomer"], 1, "linformer"),
+        (["xyz*"], 1, "no mechanism fits 'xyz*'"),
+        (["linformer", "--option", "rnk=3"], 1, "linformer has no option 'rnk'"),
+        (["linear", "--plot", "costs.gif"], 1, "must end with one of"),
+        (["linear", "--against", "none.json"], 1, "could not be read"),
+        (["linear", "--device", "nowhere"], 1, "device 'nowhere' cannot be used"),
+    ],
+    ids=lambda value: " ".join(value) or "nothing" if isinstance(value, list) else "",
+)
+def test_misuse_is_said_at_once(zoo, arguments, code: int, words: str) -> None:
+    run = zoo("bench", *arguments)
+    assert (run.code, words in " ".join(run.err.split())) == (code, True), run.err

@@ -1,0 +1,99 @@
+"""The summary of a run for a README: one line for each mechanism, one column for each length."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from zoo_core.bench.cases import Case
+from zoo_core.bench.rows import Row
+from zoo_core.bench.scaling import break_evens
+from zoo_core.bench.tables import figures, megabytes
+
+_NONE = "-"
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """A table for each combination of everything but the length, under its name.
+
+    Bare mechanisms: where they pay, time divided by that of fused softmax by length, peak memory
+    beside that of fused softmax, and time divided by that of the fastest public implementation,
+    both at the longest length. Whole models: the attention tax, and time divided by that of the
+    stock model, by length.
+    """
+    groups: dict[tuple[str, Case], list[Row]] = {}
+    for row in rows:
+        if row.seconds is not None:
+            groups.setdefault((row.model, replace(row.case, length=1)), []).append(row)
+    return "\n\n".join(_section(model, case, group) for (model, case), group in groups.items())
+
+
+def _section(model: str, case: Case, rows: Sequence[Row]) -> str:
+    lengths = sorted({row.case.length for row in rows})
+    by_name: dict[str, dict[int, Row]] = {}
+    for row in rows:
+        if row.role == "mechanism":
+            by_name.setdefault(row.name, {})[row.case.length] = row
+    table = _models if model else _layers
+    padded = ", padded" if case.padded else ""
+    title = f"{f'{model}, ' if model else ''}{case.mode}, batch {case.batch}, {case.dtype}{padded}"
+    return f"{title}:\n\n{table(rows, by_name, lengths)}"
+
+
+def _layers(rows: Sequence[Row], by_name: dict[str, dict[int, Row]], lengths: Sequence[int]) -> str:
+    pays = {one.name: str(one) for one in break_evens(rows)}
+    references = {row.case.length: row for row in rows if row.role == "reference"}
+    last = f"MB at {lengths[-1]} (sdpa {_megabytes(references.get(lengths[-1]))})"
+    head = ["mechanism", "pays from", *(f"/ sdpa at {n}" for n in lengths), last, "/ best peer"]
+    lines = [
+        [
+            f"`{name}`",
+            pays.get(name, _NONE),
+            *_by_length(found, lengths, lambda row: _value(row, "sdpa")),
+            _megabytes(found.get(lengths[-1])),
+            _best_peer(found),
+        ]
+        for name, found in by_name.items()
+    ]
+    return _table(head, lines)
+
+
+def _models(rows: Sequence[Row], by_name: dict[str, dict[int, Row]], lengths: Sequence[int]) -> str:
+    head = ["attention", *(f"tax at {n}" for n in lengths), *(f"/ stock at {n}" for n in lengths)]
+    stock = {row.case.length: row for row in rows if row.role == "reference"}
+    lines = [
+        [
+            name,
+            *_by_length(found, lengths, lambda row: _NONE if row.tax is None else f"{row.tax:.2f}"),
+            *_by_length(found, lengths, lambda row: _value(row, "stock")),
+        ]
+        for name, found in {"stock": stock, **by_name}.items()
+    ]
+    return _table(head, lines)
+
+
+def _by_length(
+    rows: dict[int, Row], lengths: Sequence[int], value: Callable[[Row], str]
+) -> list[str]:
+    return [value(rows[length]) if length in rows else _NONE for length in lengths]
+
+
+def _value(row: Row, to: str) -> str:
+    return figures(row.ratios[to].value) if to in row.ratios else _NONE
+
+
+def _megabytes(row: Row | None) -> str:
+    return megabytes(row.peak) if row else _NONE
+
+
+def _best_peer(rows: dict[int, Row]) -> str:
+    """At the longest length at which one was measured."""
+    for length in sorted(rows, reverse=True):
+        if best := rows[length].best_peer:
+            return f"{figures(best[1].value)} ({best[0]})"
+    return _NONE
+
+
+def _table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    rows = [head, ["---"] * len(head), *lines]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)

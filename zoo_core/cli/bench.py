@@ -1,0 +1,230 @@
+"""`zoo bench`: how fast, how big, and how it grows, against softmax and the machine's floors."""
+
+from __future__ import annotations
+
+import logging
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from zoo_core.bench.cases import DTYPES, LENGTHS, MODES, sweep
+from zoo_core.cli import output
+from zoo_core.cli.model_options import assignments, settings
+from zoo_core.errors import BenchError
+
+if TYPE_CHECKING:
+    from zoo_core.bench.contest import Progress
+    from zoo_core.mechanism import Mechanism
+
+_MODEL_LENGTHS = (512, 1024, 2048, 4096)
+
+
+def _several(each: Any) -> Any:
+    """A callback for values divided by commas: "512,1024" -> [512, 1024], each of a click type."""
+
+    def parse(context: click.Context, parameter: click.Parameter, text: str | None) -> Any:
+        if text is None:
+            return None
+        return [each.convert(part.strip(), parameter, context) for part in text.split(",")]
+
+    return parse
+
+
+_counts = _several(click.IntRange(min=1))
+
+
+@click.command("bench")
+@click.argument("names", nargs=-1, metavar="[MECHANISM]...")
+@click.option("--model", metavar="NAME", help="Measure this architecture as a whole.")
+@click.option("--attention", metavar="NAMES", help="The mechanisms, divided by commas.")
+@click.option(
+    "--length", metavar="N,...", callback=_counts, help="Tokens. Default: 512,1024,2048,4096,8192."
+)
+@click.option(
+    "--batch", metavar="N,...", callback=_counts, default="1", show_default=True, help="Samples."
+)
+@click.option("--heads", metavar="N,...", callback=_counts, help="Heads. Default: 12.")
+@click.option("--width", metavar="N,...", callback=_counts, help="Width of a head. Default: 64.")
+@click.option(
+    "--dtype", callback=_several(click.Choice(DTYPES)), default="float32", show_default=True
+)
+@click.option("--device", default="cpu", show_default=True, help="As torch writes it: cuda:0.")
+@click.option(
+    "--mode",
+    callback=_several(click.Choice(MODES)),
+    default="forward",
+    show_default=True,
+    help="backward: forward and backward in training; compiled: the forward by torch.compile.",
+)
+@click.option("--padded", is_flag=True, help="Samples of N/2 to N tokens, padded to N.")
+@click.option("--threads", type=click.IntRange(min=1), help="Threads. Default: torch's own.")
+@click.option(
+    "--rounds", type=click.IntRange(min=2), default=5, show_default=True, help="Turns of each."
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    default=0.1,
+    show_default=True,
+    help="The least time of one turn.",
+)
+@click.option("--peers/--no-peers", default=True, help="Measure public implementations too.")
+@click.option(
+    "--option",
+    "options",
+    metavar="KEY=VALUE",
+    multiple=True,
+    callback=assignments,
+    help="An option of the one mechanism, such as rank=64; may be repeated.",
+)
+@click.option("--task", help="With --model: a head, such as masked-lm.")
+@click.option(
+    "--set",
+    "model_kwargs",
+    metavar="KEY=VALUE",
+    multiple=True,
+    callback=settings,
+    help="With --model: a setting of it, such as num_hidden_layers=1; may be repeated.",
+)
+@click.option("--json", is_flag=True, help="Print JSON lines, each as soon as it is known.")
+@click.option("--markdown", is_flag=True, help="Print a summary for a README.")
+@click.option("--plot", type=click.Path(path_type=Path), help="Draw time and memory: PNG, SVG.")
+@click.option("--save", type=click.Path(path_type=Path), help="Keep the measurements as JSON.")
+@click.option(
+    "--against",
+    type=click.Path(path_type=Path),
+    help="Compare ratios with kept ones; exits with 1 where something got slower.",
+)
+@click.option(
+    "--tolerance",
+    type=click.FloatRange(min=0),
+    default=0.1,
+    show_default=True,
+    help="With --against: the change that is no change, beyond noise.",
+)
+def command(
+    names: tuple[str, ...],
+    model: str | None,
+    attention: str | None,
+    length: list[int] | None,
+    batch: list[int],
+    heads: list[int] | None,
+    width: list[int] | None,
+    dtype: list[str],
+    device: str,
+    mode: list[str],
+    padded: bool,
+    threads: int | None,
+    rounds: int,
+    seconds: float,
+    peers: bool,
+    options: dict[str, Any],
+    task: str | None,
+    model_kwargs: dict[str, Any],
+    json: bool,
+    markdown: bool,
+    plot: Path | None,
+    save: Path | None,
+    against: Path | None,
+    tolerance: float,
+) -> None:
+    """Measure MECHANISMs (names, patterns such as '*former', or all) against fused softmax.
+
+    \b
+    zoo bench linformer local            bare attention, forward, by length
+    zoo bench all --mode forward,backward --plot costs.png
+    zoo bench --model bert --attention all --length 4096
+
+    Ctrl-C ends a run and keeps what is complete.
+    """  # noqa: D301 - click reads this backspace
+    if json and markdown:
+        raise click.UsageError("choose one of --json and --markdown")
+    if model is None and (task or model_kwargs):
+        raise click.UsageError("--task and --set belong to --model")
+    if model is not None and (heads or width):
+        raise click.UsageError("--heads and --width are the model's own; use --set")
+    cases = sweep(
+        length=length or (_MODEL_LENGTHS if model else LENGTHS),
+        batch=batch,
+        heads=heads or 12,
+        width=width or 64,
+        dtype=dtype,
+        device=device,
+        mode=mode,
+        padded=padded,
+    )
+    chosen = _mechanisms([*names, *(attention or "").split(",")])
+    # It warns of a CUDA toolkit without a GPU, which is no concern of ours.
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
+    with output.working("loading torch"):
+        from zoo_core.bench import baseline, layers, models
+        from zoo_core.bench.contest import Effort
+        from zoo_core.bench.machine import describe_machine
+        from zoo_core.bench.plots import check_drawable
+        from zoo_core.cli.bench_report import Report
+
+        machine = describe_machine(device, threads)
+    if plot:
+        check_drawable(plot)
+    before = baseline.load(against) if against else None
+    report = Report(machine, model=model, json=json)
+    with _progress() as progress:
+        how: dict[str, Any] = {
+            "options": options or None,
+            "peers": peers,
+            "effort": Effort(rounds=rounds, seconds=seconds, threads=threads),
+            "progress": progress,
+        }
+        if model is None:
+            report.take(layers.measure(chosen, cases, **how))
+        else:
+            how |= {"task": task, **model_kwargs}
+            report.take(models.measure_models(model, chosen, cases, **how))
+    report.show(summary=markdown)
+    if save:
+        baseline.save(save, report.rows, machine, command=f"zoo {shlex.join(sys.argv[1:])}")
+        output.say(f"kept in {save}", stderr=True)
+    slower = before is not None and report.compare(before, tolerance)
+    if plot:
+        report.draw(plot)
+    if slower or report.interrupted or not report.measured:
+        raise SystemExit(1)
+
+
+def _mechanisms(names: Sequence[str]) -> list[Mechanism]:
+    """The records of names, patterns and "all", each once, in this order."""
+    from zoo_core import registry
+
+    found: dict[str, Mechanism] = {}
+    for name in filter(None, (name.strip() for name in names)):
+        pattern = "*" if name == "all" else name
+        some = registry.mechanisms(pattern) if "*" in pattern else [registry.mechanism(name)]
+        if not some:
+            raise BenchError(f"no mechanism fits {name!r}; see `zoo list`")
+        found |= {record.qualified: record for record in some}
+    if not found:
+        raise click.UsageError("name mechanisms, a pattern such as '*former', or all")
+    return list(found.values())
+
+
+@contextmanager
+def _progress() -> Iterator[Progress | None]:
+    """A bar on a terminal's stderr, which is out of the way of what goes to stdout."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress as Bar
+
+    with Bar(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("")
+
+        def tell(done: int, total: int, what: str) -> None:
+            bar.update(task, completed=done, total=total, description=what)
+
+        yield tell
