@@ -11,8 +11,8 @@ from huggingface_hub import HfApi, ModelCard
 
 import zoo_core as zoo
 from zoo_core.checkpoint import Manifest
-from zoo_core.errors import HubError
-from zoo_core.hub.card import card, completed, metadata, pipeline_tag
+from zoo_core.errors import HubError, ZooError
+from zoo_core.hub.card import card, completed, metadata, pipeline_tag, speed_section
 from zoo_core.testing.hub import Hub
 
 
@@ -41,6 +41,41 @@ def test_it_says_how_to_install_and_load(manifest: Manifest, about) -> None:
     assert 'model = zoo.pull("zoo/tiny")' in text
     assert 'AutoTokenizer.from_pretrained("zoo/tiny")' in text
     assert "| 0, 1 | zoo-core/linformer | rank=4" in text
+
+
+CALIBRATION = {
+    "data": "text", "train": "attention", "steps": 300, "seconds": 61.5,
+    "before": {"embedding_cosine": 0.7}, "after": {"embedding_cosine": 0.96},
+    "floor": {"embedding_cosine": 0.47},
+}  # fmt: skip
+
+
+def test_what_a_calibration_measured_is_in_the_model_index_beside_the_floor(manifest) -> None:
+    calibrated = replace(manifest, calibration=CALIBRATION)
+    text = card(calibrated, "zoo/tiny", metadata(calibrated), set())
+    [found] = ModelCard(text).data.eval_results[:1]
+    assert found.task_type == "feature-extraction"
+    values = {one.metric_type: one.metric_value for one in ModelCard(text).data.eval_results}
+    assert values == {"embedding_cosine": 0.96, "embedding_cosine_floor": 0.47}
+    assert "| cosine of embeddings | 0.700 | 0.960 | 0.470 |" in text
+
+
+def test_nothing_measured_is_no_model_index(manifest, about) -> None:
+    assert "model-index" not in about
+
+
+def test_a_speed_table_comes_from_a_saved_measurement(manifest, about, tmp_path: Path) -> None:
+    from zoo_core import bench
+
+    effort = bench.Effort(rounds=3, seconds=0.001)
+    rows = list(bench.measure(["linformer"], bench.sweep(length=[16]), effort=effort, peers=False))
+    bench.save(tmp_path / "speed.json", rows, bench.describe_machine())
+    text = card(manifest, "zoo/tiny", about, set(), speed_section(tmp_path / "speed.json"))
+    assert "## Speed" in text
+    assert "| `linformer` |" in text
+    (tmp_path / "other.json").write_text("{}")
+    with pytest.raises(ZooError, match="was not written by `zoo bench --save`"):
+        zoo.push(models.bert(), "zoo/tiny", speed=tmp_path / "other.json", dry_run=True)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from zoo_core.checkpoint import calibration
 from zoo_core.checkpoint.manifest import Manifest, mechanism_name
 
 
@@ -20,10 +21,17 @@ def card(manifest: Manifest) -> str:
         f"---\nlibrary_name: zoo-core\ntags:\n{tags}---\n\n"
         f"# {manifest.model_class} with {' and '.join(names) or 'its stock'} attention\n\n"
         f"{layers or 'The attention is that of the stock model.' + chr(10)}\n"
+        f"{_calibration(manifest)}"
         f"```bash\npip install {packages}\n```\n\n"
         "```python\nimport zoo_core as zoo\n\n"
         'model = zoo.load("path/to/this/directory")\n```\n'
     )
+
+
+def _calibration(manifest: Manifest) -> str:
+    if manifest.calibration is None:
+        return ""
+    return f"{calibration.markdown(manifest.calibration)}\n\n"
 
 
 def _options(options: object) -> str:

@@ -9,11 +9,12 @@ from pathlib import Path
 
 from torch import nn
 
-from zoo_core.checkpoint import adopting, layout, tensors
+from zoo_core.checkpoint import adopting, calibration, layout, tensors
 from zoo_core.checkpoint.manifest import Manifest, read_manifest
 from zoo_core.checkpoint.rebuilding import rebuild, require_plugins
 from zoo_core.checkpoint.weights import WeightFile, entries_of, open_all
 from zoo_core.errors import CheckpointError
+from zoo_core.patching import attention_block
 
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@\S+)?")
 _SHOWN = 5
@@ -97,4 +98,6 @@ def _load(
     tensors.cast_buffers(model, manifest.buffers, directory)
     values = {name: value for file in files for name, value in file.read().items()}
     tensors.fill(model, {name: values[name] for name in stored}, manifest.tied)
+    if manifest.calibration is not None:
+        calibration.keep(model, attention_block(model), manifest.calibration)
     return model

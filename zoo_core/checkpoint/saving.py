@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from zoo_core import __version__
-from zoo_core.checkpoint import layout, strict_json, tensors
+from zoo_core.checkpoint import calibration, layout, strict_json, tensors
 from zoo_core.checkpoint.atomic import replacing
 from zoo_core.checkpoint.card import card
 from zoo_core.checkpoint.manifest import SCHEMA, FileRecord, Holds, Manifest
@@ -124,7 +124,7 @@ def _describe(host: nn.Module, holds: Holds, base: Mapping[str, str] | None) -> 
         "files": {},
         "tied": {},
         "base": None if base is None else dict(base),
-        "calibration": None,
+        "calibration": calibration.result_of(host, attention_block(host)),
         "created_with": {"zoo-core": __version__, "torch": torch.__version__},
     }
     return Manifest.from_json(strict_json.dump(data, f"the config of {type(host).__name__}"))

@@ -6,10 +6,12 @@ The metadata follows the Hub's conventions, so that its search and its "how to u
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from huggingface_hub import CardData, RepoCard
 
+from zoo_core.checkpoint import calibration
 from zoo_core.checkpoint.manifest import Manifest, mechanism_name
 from zoo_core.errors import HubError
 
@@ -36,7 +38,27 @@ def metadata(
         found["license"] = license
     if base_model is not None:
         found |= {"base_model": base_model, "base_model_relation": "finetune"}
+    if results := _results(manifest):
+        found["model-index"] = [{"name": _title(manifest), "results": [results]}]
     return found
+
+
+def _results(manifest: Manifest) -> dict[str, Any] | None:
+    """What a calibration measured, as an entry of the Hub's model-index, the floor beside it."""
+    measured = calibration.metrics(manifest.calibration or {})
+    if not measured:
+        return None
+    metrics = [
+        metric
+        for name, label, value, floor in measured
+        for metric in (
+            {"type": name, "name": f"{label}, to the stock model", "value": value},
+            {"type": f"{name}_floor", "name": f"{label}, uniform attention", "value": floor},
+        )
+        if metric["value"] is not None
+    ]
+    data = {"name": "held-out part of the calibration data", "type": "custom"}
+    return {"task": {"type": pipeline_tag(manifest)}, "dataset": data, "metrics": metrics}
 
 
 def pipeline_tag(manifest: Manifest) -> str:
@@ -50,17 +72,28 @@ def pipeline_tag(manifest: Manifest) -> str:
     return "image-feature-extraction" if "image_size" in manifest.config else "feature-extraction"
 
 
-def card(manifest: Manifest, repo: str, about: Mapping[str, Any], companions: set[str]) -> str:
+def _title(manifest: Manifest) -> str:
+    names = list(dict.fromkeys(entry["mechanism"] for entry in manifest.attention))
+    return f"{manifest.model_class} with {' and '.join(names) or 'its stock'} attention"
+
+
+def card(
+    manifest: Manifest,
+    repo: str,
+    about: Mapping[str, Any],
+    companions: set[str],
+    speed: str | None = None,
+) -> str:
     """The whole text for a repository that has no card.
 
     about: its metadata. companions: the tokenizer or processor files that are published with it.
+    speed: a section about speed, see `speed_section`.
     """
-    names = list(dict.fromkeys(entry["mechanism"] for entry in manifest.attention))
-    title = f"{manifest.model_class} with {' and '.join(names) or 'its stock'} attention"
     parts = [
         f"---\n{CardData(**about).to_yaml()}\n---",
-        f"# {title}",
+        f"# {_title(manifest)}",
         _layers(manifest),
+        *([] if manifest.calibration is None else [calibration.markdown(manifest.calibration)]),
         _installing(manifest),
         "```python\nimport zoo_core as zoo\n\n" + _loading(manifest, repo, companions) + "\n```",
     ]
@@ -69,7 +102,19 @@ def card(manifest: Manifest, repo: str, about: Mapping[str, Any], companions: se
             "Only what the attention added is stored here; `zoo.pull` fetches "
             f"`{manifest.base.repo}` at commit `{manifest.base.commit}` and adds it."
         )
+    if speed is not None:
+        parts.append(speed)
     return "\n\n".join(parts) + "\n"
+
+
+def speed_section(path: Path) -> str:
+    """The table of a file that `zoo bench --save` wrote. Raises BenchError for any other file."""
+    from zoo_core import bench
+
+    measured = bench.load(path)
+    facts = [str(measured.machine.get(key, "")) for key in ("processor", "device", "torch")]
+    machine = f"{', '.join(filter(None, facts))}, {measured.machine.get('threads')} threads"
+    return f"## Speed\n\n{bench.markdown(measured.rows)}\n\nMeasured on {machine}."
 
 
 def completed(existing: str, about: Mapping[str, Any], where: str) -> str:

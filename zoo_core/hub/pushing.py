@@ -22,7 +22,7 @@ from zoo_core.checkpoint import layout
 from zoo_core.checkpoint.manifest import Holds
 from zoo_core.checkpoint.tensors import is_own
 from zoo_core.errors import CheckpointError, HubError, PatchError
-from zoo_core.hub.card import card, completed, metadata
+from zoo_core.hub.card import card, completed, metadata, speed_section
 from zoo_core.hub.client import Client
 from zoo_core.hub.listing import Listing
 from zoo_core.hub.pulling import fetch_base
@@ -62,6 +62,7 @@ class Wishes(TypedDict, total=False):
     base: str | None
     max_shard_size: int | str
     license: str | None
+    speed: str | Path | None
     token: str | None
     endpoint: str | None
 
@@ -96,6 +97,7 @@ def push(
     base: str | None = None,
     max_shard_size: int | str = "5GB",
     license: str | None = None,
+    speed: str | Path | None = None,
     dry_run: bool = False,
     token: str | None = None,
     endpoint: str | None = None,
@@ -108,7 +110,9 @@ def push(
     holds, max_shard_size: see zoo.save. base: "owner/name@revision" of the stock model that
         holds="attention" was added to; by default the one that the model was built from.
     license: the Hub's name of a license, for the card. An existing card keeps its text, and gets
-        the metadata that it lacks.
+        the metadata that it lacks. What `zoo.calibrate` measured stands in a new card and in
+        its metadata.
+    speed: a file that `zoo bench --save` wrote, whose table a new card shows.
     dry_run: ask and change nothing, return what would be published.
     token, endpoint: by default huggingface_hub's; the stored token is for the default endpoint.
 
@@ -121,6 +125,7 @@ def push(
     branch = check_revision(MAIN if revision is None else revision)
     if is_commit(branch):
         raise HubError(f"{branch} is a commit, which cannot be added to; name a branch")
+    speed_table = None if speed is None else speed_section(Path(speed))
     client = Client(endpoint=endpoint, token=token)
     with tempfile.TemporaryDirectory(prefix="zoo-push-") as folder:
         if isinstance(model, str | Path):
@@ -138,7 +143,7 @@ def push(
         if staged.card is not None:
             text = completed(staged.card, about, layout.CARD)
         else:
-            text = card(staged.manifest, repo_id, about, staged.companions)
+            text = card(staged.manifest, repo_id, about, staged.companions, speed_table)
         if dry_run:
             sizes = {name: path.stat().st_size for name, path in sorted(staged.files.items())}
             sizes[layout.CARD] = len(text.encode())

@@ -1,0 +1,92 @@
+"""The result of a calibration, which travels with the model and its checkpoints. Imports no torch.
+
+A model keeps it as `zoo_calibration`, together with the attention it belongs to: patched anew, the
+model is no longer the one that was calibrated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from zoo_core.fidelity.reports import SCORES
+
+_ATTENTION = "attention"
+
+
+def keep(host: Any, attention: Sequence[Mapping[str, Any]], result: Mapping[str, Any]) -> None:
+    """Put a result on a host model whose attention block is `attention`."""
+    host.zoo_calibration = {_ATTENTION: [dict(entry) for entry in attention], **result}
+
+
+def result_of(host: Any, attention: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """The result on a host model; None where there is none, or where it is of other attention."""
+    kept: Mapping[str, Any] | None = getattr(host, "zoo_calibration", None)
+    if kept is None or kept[_ATTENTION] != [dict(entry) for entry in attention]:
+        return None
+    return {key: value for key, value in kept.items() if key != _ATTENTION}
+
+
+def trained_host(host: Any) -> str | None:
+    """What a calibration trained of a host's own weights, if any; whatever its attention now."""
+    kept: Mapping[str, Any] = getattr(host, "zoo_calibration", None) or {}
+    train = kept.get("train", "mechanism")
+    return None if train == "mechanism" else str(train)
+
+
+def sentence(result: Mapping[str, Any]) -> str:
+    """What was done, in words. The result may come from a manifest that anyone wrote."""
+    facts = [_text(result.get("data"), "on "), _text(result.get("train"), "train=")]
+    for name, unit in (("steps", "steps"), ("seconds", "s")):
+        if (number := _number(result.get(name))) is not None:
+            facts.append(f"{number:g} {unit}")
+    return f"calibrated {', '.join(filter(None, facts))}".rstrip()
+
+
+def metrics(result: Mapping[str, Any]) -> list[tuple[str, str, float, float | None]]:
+    """(name, label, value after, value of uniform attention) of each score that is known here."""
+    after, floor = (_table(result, name) for name in ("after", "floor"))
+    rows = ((name, label, _number(after.get(name))) for name, (label, _) in SCORES.items())
+    return [
+        (name, label, value, _number(floor.get(name)))
+        for name, label, value in rows
+        if value is not None
+    ]
+
+
+def scores(result: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
+    """(label, before, after, with uniform attention) of each score that is known here, as text."""
+    before = _table(result, "before")
+    rows = []
+    for name, label, after, floor in metrics(result):
+        numbers = (_number(before.get(name)), after, floor)
+        if numbers[0] is not None:
+            shown = ["-" if number is None else f"{number:.3f}" for number in numbers]
+            rows.append((label, shown[0], shown[1], shown[2]))
+    return rows
+
+
+def markdown(result: Mapping[str, Any]) -> str:
+    """A section for a card."""
+    lines = [f"The attention was {sentence(result)}.", ""]
+    if rows := scores(result):
+        lines += ["| score | before | after | uniform attention |", "|---|---|---|---|"]
+        lines += [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join(lines).rstrip()
+
+
+def _table(result: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = result.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _number(value: Any) -> float | None:
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _text(value: Any, before: str) -> str:
+    """A short text on one line, with nothing that Markdown or HTML would read."""
+    if not isinstance(value, str):
+        return ""
+    plain = "".join(c for c in value if c.isalnum() or c in " .,-_/")
+    return f"{before}{' '.join(plain.split())[:80]}"
