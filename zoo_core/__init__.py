@@ -19,10 +19,14 @@ from zoo_core.hookspecs import hookimpl
 from zoo_core.mechanism import Mechanism, Options, Paper, Supports, option
 
 if TYPE_CHECKING:
+    from zoo_core import diagnose as diagnose
     from zoo_core.builder import build as build
     from zoo_core.checkpoint import load as load
     from zoo_core.checkpoint import save as save
     from zoo_core.diagnose.maps import attention_map as attention_map
+    from zoo_core.fidelity.calibration import calibrate as calibrate
+    from zoo_core.fidelity.distillation import distil as distil
+    from zoo_core.fidelity.retaining import retention as retention
     from zoo_core.hub.pulling import pull as pull
     from zoo_core.hub.pushing import push as push
     from zoo_core.inspection import inspect as inspect
@@ -45,6 +49,8 @@ _HOMES = {
     "attention_map": "zoo_core.diagnose.maps",
     "auxiliary_loss": "zoo_core.patching",
     "build": "zoo_core.builder",
+    "calibrate": "zoo_core.fidelity.calibration",
+    "distil": "zoo_core.fidelity.distillation",
     "inspect": "zoo_core.inspection",
     "load": "zoo_core.checkpoint",
     "mechanisms": "zoo_core.registry",
@@ -53,9 +59,13 @@ _HOMES = {
     "pull": "zoo_core.hub",
     "push": "zoo_core.hub",
     "register": "zoo_core.registry",
+    "retention": "zoo_core.fidelity.retaining",
     "save": "zoo_core.checkpoint",
     "why": "zoo_core.plan",
 }
+
+# Public as they are: zoo.diagnose.measure(...).
+_PACKAGES = ("diagnose",)
 
 __all__ = [
     "Architecture",
@@ -72,10 +82,13 @@ __all__ = [
     "hookimpl",
     "option",
     *_HOMES,
+    *_PACKAGES,
 ]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _PACKAGES:
+        return import_module(f"zoo_core.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'zoo_core' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

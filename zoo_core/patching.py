@@ -73,6 +73,10 @@ class Stack:
         """Take a patch off."""
         self._replace([other for other in self.patches if other is not patch])
 
+    def clear(self) -> None:
+        """Take every patch off."""
+        self._replace([])
+
     def in_force(self, patches: Sequence[Patch] | None = None) -> dict[str, nn.Module]:
         """The module that runs at each patched site."""
         chosen: dict[str, nn.Module] = {}

@@ -61,6 +61,16 @@ def report(manifest: Manifest) -> None:
         output.table(["layers", "mechanism", "options", "from"], map(_entry, manifest.attention))
     else:
         output.say("stock attention in every layer")
+    if manifest.calibration is not None:
+        _calibrated(manifest.calibration)
+
+
+def _calibrated(result: Mapping[str, Any]) -> None:
+    from zoo_core.checkpoint import calibration
+
+    output.say(f"\n{calibration.sentence(result)}")
+    if rows := calibration.scores(result):
+        output.table(["score", "before", "after", "uniform"], rows)
 
 
 def _entry(entry: Mapping[str, Any]) -> list[str | Cell]:

@@ -1,0 +1,106 @@
+"""The verbs that heal and measure a checkpoint: `calibrate`, `evaluate`; and `inspect` after."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+import zoo_core
+from zoo_core.checkpoint import read_manifest
+from zoo_core.hub.card import card, metadata
+
+SMALL = {
+    "num_hidden_layers": 2,
+    "hidden_size": 16,
+    "num_attention_heads": 2,
+    "intermediate_size": 16,
+    "vocab_size": 30,
+    "max_position_embeddings": 32,
+}
+
+
+@pytest.fixture
+def directory(tmp_path):
+    words = {word: n for n, word in enumerate(["[PAD]", "[UNK]", *"abcdefghijkl"])}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    known = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]"
+    )
+    model = zoo_core.build("bert", "linformer", options={"rank": 4}, seed=0, **SMALL)
+    zoo_core.save(model, tmp_path / "model", tokenizer=known)
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def texts(tmp_path):
+    lines = [" ".join("abcdefghijkl"[(n * k) % 12] for k in range(3 + n % 7)) for n in range(30)]
+    path = tmp_path / "texts.txt"
+    path.write_text("\n".join(lines))
+    return path
+
+
+def test_calibrate_writes_a_checkpoint_that_says_so(zoo, directory, texts, tmp_path):
+    target, picture = tmp_path / "healed", tmp_path / "layers.png"
+    run = zoo(
+        *("calibrate", str(directory), str(texts), "-o", str(target), "--picture", str(picture)),
+        *("--steps", "4", "--batch-size", "4", "--train", "mechanism", "--bf16"),
+    )
+    assert run.code == 0, run.err
+    assert "4 of 4 steps" in run.out
+    assert picture.exists()
+    manifest = read_manifest(target)
+    assert manifest.calibration["steps"] == 4
+    assert manifest.calibration["settings"]["bf16"] is True
+    shown = zoo("inspect", str(target)).out
+    assert "calibrated on 23 samples of texts.txt, train=mechanism, 4 steps" in shown
+    assert "cosine of embeddings" in shown
+    for text in (
+        (target / "README.md").read_text(),
+        card(manifest, "zoo/tiny", metadata(manifest), set()),
+    ):
+        assert "The attention was calibrated on 23 samples of texts.txt" in text
+        assert "| cosine of embeddings |" in text
+    model = zoo_core.load(target)
+    assert zoo_core.inspect(model).calibration == manifest.calibration
+    assert zoo_core.save(model, tmp_path / "again").calibration == manifest.calibration
+
+
+def test_a_calibration_does_not_outlive_its_attention(zoo, directory, texts, tmp_path):
+    model = zoo_core.load(directory)
+    zoo_core.calibrate(model, [{"input_ids": [1, 2, 3, 4]}] * 20, steps=1, train="mechanism")
+    zoo_core.patch(model, "uniform")
+    assert zoo_core.inspect(model).calibration is None
+    assert zoo_core.save(model, tmp_path / "other").calibration is None
+
+
+def test_evaluate(zoo, directory, texts, tmp_path):
+    labels = tmp_path / "labels.txt"
+    labels.write_text("\n".join("ab"[n % 2] for n in range(30)))
+    run = zoo("evaluate", str(directory), str(texts), "--labels", str(labels))
+    assert run.code == 0, run.err
+    assert "retention on 30 samples of" in run.out
+    assert "accuracy of a linear probe" in run.out
+    run = zoo("evaluate", str(directory), str(texts), "--json", "--limit", "10")
+    answer = json.loads(run.out)
+    assert answer["samples"] == 10
+    assert answer["scores"]["embedding_cosine"]["stock"] == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("--train", "everything"), 2, "'everything' is not one of"),
+        (("--steps", "0"), 1, "below its lower bound 1"),
+        (("--max-length", "99"), 1, "between 1 and 32"),
+    ],
+    ids=["choice", "bound", "length"],
+)
+def test_misuse(zoo, directory, texts, tmp_path, arguments, code, message):
+    run = zoo("calibrate", str(directory), str(texts), "-o", str(tmp_path / "out"), *arguments)
+    assert run.code == code
+    assert message in run.err
+    assert not (tmp_path / "out").exists()

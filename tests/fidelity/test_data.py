@@ -1,0 +1,153 @@
+"""What may be given as data, and what is told of data that cannot be used."""
+
+from __future__ import annotations
+
+import sys
+import types
+
+import fidelity_lab as lab
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader, TensorDataset
+
+import zoo_core as zoo
+from zoo_core.fidelity.order import Order
+from zoo_core.fidelity.samples import Samples, encode
+from zoo_core.fidelity.sources import Source, read
+
+TEXTS = [f"a text of its own, number {n}" for n in range(20)]
+
+
+def texts_of(source: Source) -> list[str]:
+    return [item.value for item in source.items]
+
+
+class Rows:
+    """A dataset as the `datasets` library has it."""
+
+    column_names = ("id", "text", "label")
+
+    def __len__(self) -> int:
+        return len(TEXTS)
+
+    def __getitem__(self, index: int) -> dict:
+        return {"id": index, "text": TEXTS[index], "label": index % 2}
+
+
+class TestSources:
+    def test_texts_files_and_streams_give_the_same(self, tmp_path) -> None:
+        path = tmp_path / "texts.txt"
+        path.write_text("\n\n".join(TEXTS))
+        for data in (TEXTS, tuple(TEXTS), iter(TEXTS), path, str(path), Rows()):
+            assert texts_of(read(data, limit=99)) == TEXTS
+        assert texts_of(read(DataLoader(TEXTS, batch_size=3), limit=99)) == TEXTS
+
+    def test_a_limit_draws_from_a_list_and_stops_a_stream(self) -> None:
+        def endless():
+            while True:
+                yield "again"
+
+        assert len(read(endless(), limit=7).items) == 7
+        drawn = texts_of(read(TEXTS, limit=7, seed=1))
+        assert len(set(drawn)) == 7
+        assert drawn != TEXTS[:7]
+        assert drawn == texts_of(read(TEXTS, limit=7, seed=1))
+
+    def test_mappings(self) -> None:
+        rows = [{"text": text, "label": n} for n, text in enumerate(TEXTS)]
+        items = read(rows, limit=99).items
+        assert [tuple(item) for item in items] == list(zip(TEXTS, range(20), strict=True))
+
+    def test_datasets_of_torch(self) -> None:
+        pixels = torch.stack(lab.images(4))
+        items = read(TensorDataset(pixels, torch.arange(4)), limit=9).items
+        assert [int(item.label) for item in items] == [0, 1, 2, 3]
+        assert torch.equal(read(TensorDataset(pixels), limit=9).items[3].value, pixels[3])
+
+    def test_labels(self) -> None:
+        assert [item.label for item in read(Rows(), limit=3, seed=0).items] != [None] * 3
+        pairs = DataLoader([(image, 3) for image in lab.images(4)], batch_size=2)
+        assert [int(item.label) for item in read(pairs, limit=9).items] == [3] * 4
+
+    def test_a_loader_of_padded_batches_loses_its_padding(self) -> None:
+        batch = {
+            "input_ids": torch.tensor([[7, 8, 0], [0, 5, 6]]),
+            "attention_mask": torch.tensor([[1, 1, 0], [0, 1, 1]]),
+        }
+        items = read(DataLoader([0], collate_fn=lambda _: batch), limit=9).items
+        assert [item.value["input_ids"].tolist() for item in items] == [[7, 8], [5, 6]]
+
+    def test_a_dataset_by_name(self, monkeypatch) -> None:
+        module = types.ModuleType("datasets")
+        module.load_dataset = lambda name, split: Rows()
+        monkeypatch.setitem(sys.modules, "datasets", module)
+        assert texts_of(read("owner/name", limit=99)) == TEXTS
+        with pytest.raises(zoo.ZooError, match="no column 'body'"):
+            read("owner/name", column="body", limit=99)
+
+    def test_a_name_without_the_library(self, monkeypatch) -> None:
+        monkeypatch.setitem(sys.modules, "datasets", None)
+        with pytest.raises(zoo.ZooError, match="neither a file nor a folder"):
+            read("owner/name", limit=99)
+
+    @pytest.mark.parametrize(
+        ("make", "message"),
+        [
+            (lambda path: path / "missing.txt", "no file or folder"),
+            (lambda path: path, "holds no images"),
+            (lambda path: {"a": 1}, "dict is no data"),
+            (lambda path: ["", "  "], "no samples"),
+            (lambda path: DataLoader([None], collate_fn=lambda _: 3), "a batch of type int"),
+        ],
+        ids=["missing", "empty folder", "mapping", "blank", "odd loader"],
+    )
+    def test_what_cannot_be_read(self, make, message: str, tmp_path) -> None:
+        with pytest.raises(zoo.ZooError, match=message):
+            read(make(tmp_path), limit=9)
+
+
+class TestSamples:
+    def encoded(self, data, **how) -> Samples:
+        return encode(read(data, limit=99), lab.bert(), minimum=2, **how)
+
+    def test_batches_are_padded_and_masked(self) -> None:
+        samples = self.encoded(["abc", "a", "abcdefgh"], tokenizer=lab.Letters())
+        batch = samples.batch([0, 1])
+        assert batch["attention_mask"].tolist() == [[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]
+        assert batch["input_ids"][1, 3:].tolist() == [0, 0]
+
+    def test_long_texts_are_cut_to_what_the_model_sees(self) -> None:
+        assert self.encoded(["a" * 200] * 2, tokenizer=lab.Letters()).length(0) == 64
+        cut = self.encoded(["a" * 200] * 2, tokenizer=lab.Letters(), max_length=9)
+        assert cut.length(0) == 9
+
+    def test_a_folder_of_images_goes_through_the_models_transform(self, tmp_path) -> None:
+        (tmp_path / "sub").mkdir()
+        for n in range(3):
+            Image.new("L", (50, 40), 60 * n).save(tmp_path / "sub" / f"{n}.png")
+        samples = encode(read(tmp_path, limit=9), lab.vit(), minimum=2)
+        assert samples.batch([0, 1])["pixel_values"].shape == (2, 3, 32, 32)
+
+    def test_mixtures_are_refused(self) -> None:
+        with pytest.raises(zoo.ZooError, match="mixes images and texts"):
+            self.encoded(["a text", lab.images(1)[0]])
+
+    def test_what_is_no_sample_is_named(self) -> None:
+        with pytest.raises(zoo.ZooError, match="a sample has ids, length, but no input_ids"):
+            self.encoded([{"ids": [1], "length": 1}] * 2)
+
+
+class TestOrder:
+    def test_every_epoch_sees_every_sample_once(self) -> None:
+        order = Order([3, 1, 2] * 16, per_step=6, seed=0)  # an epoch is 8 steps, a window 16
+        seen = [sample for step in range(16) for sample in order.step(step)]
+        assert sorted(seen) == sorted([*range(48), *range(48)])
+
+    def test_steps_have_similar_lengths_and_depend_on_the_seed_only(self) -> None:
+        lengths = torch.randint(1, 100, (512,), generator=torch.Generator().manual_seed(0)).tolist()
+        order, again = Order(lengths, 8, 3), Order(lengths, 8, 3)
+        spread = [max(s) - min(s) for s in ([lengths[i] for i in order.step(n)] for n in range(16))]
+        assert sum(spread) / len(spread) < 15
+        assert order.step(37) == again.step(37)
+        assert Order(lengths, 8, 4).step(37) != order.step(37)

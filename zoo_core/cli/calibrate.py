@@ -1,0 +1,85 @@
+"""`zoo calibrate`: heal a checkpoint's swapped attention on one's own data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from zoo_core.cli import output
+from zoo_core.cli.data_options import data_options, tokenizer_of
+from zoo_core.cli.output import Cell
+from zoo_core.cli.setting_options import setting_options
+from zoo_core.fidelity.settings import Settings
+
+
+@click.command("calibrate")
+@click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("data")
+@data_options
+@click.option(
+    "-o",
+    "--output",
+    "target",
+    required=True,
+    type=click.Path(file_okay=False, path_type=Path),
+    help="The checkpoint directory to write.",
+)
+@click.option(
+    "--resume",
+    "checkpoint",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="A directory for the state; a run that was killed goes on from there.",
+)
+@click.option(
+    "--picture", type=click.Path(dir_okay=False, path_type=Path), help="Draw it by layer."
+)
+@setting_options(Settings)
+@click.option("--json", is_flag=True, help="Print the report as JSON.")
+def command(
+    directory: Path,
+    data: str,
+    teacher: Path | None,
+    tokenizer: Path | None,
+    max_length: int | None,
+    column: str | None,
+    target: Path,
+    checkpoint: Path | None,
+    picture: Path | None,
+    json: bool,
+    **settings: Any,
+) -> None:
+    """Train the attention of the checkpoint DIRECTORY to answer as the stock one did, on DATA.
+
+    DATA is a text file (one text a line), a folder of images, or the name of a dataset for the
+    `datasets` library. The result is another checkpoint, with the report in its manifest.
+    """
+    from zoo_core.checkpoint import load, save
+    from zoo_core.fidelity.calibration import calibrate
+    from zoo_core.fidelity.processes import Processes
+
+    with output.working(f"loading {directory}"):
+        model = load(directory)
+        original = None if teacher is None else load(teacher)
+        known = tokenizer_of(tokenizer or directory, needed=tokenizer is not None)
+    report = calibrate(
+        model,
+        data,
+        teacher=original,
+        tokenizer=known,
+        max_length=max_length,
+        column=column,
+        checkpoint=checkpoint,
+        **settings,
+    )
+    if not Processes.here().is_main:
+        return
+    save(model, target, tokenizer=known)
+    if picture is not None:
+        report.picture(picture)
+    if json:
+        output.as_json(report.as_dict())
+    else:
+        output.say(str(report))
+        output.say("\nwritten to ", Cell(str(target), bold=True))

@@ -1,0 +1,83 @@
+"""`zoo evaluate`: how much of the original a checkpoint keeps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from zoo_core.cli import output
+from zoo_core.cli.data_options import data_options, tokenizer_of
+from zoo_core.errors import ZooError
+
+
+@click.command("evaluate")
+@click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("data")
+@data_options
+@click.option(
+    "--labels",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A text file with one label a line, for a probe; a dataset brings its own.",
+)
+@click.option(
+    "--limit", type=click.IntRange(min=4), default=256, show_default=True, help="Samples."
+)
+@click.option("--batch-size", type=click.IntRange(min=1), default=8, show_default=True)
+@click.option("--pooling", type=click.Choice(["mean", "cls"]), default="mean", show_default=True)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@click.option(
+    "--picture", type=click.Path(dir_okay=False, path_type=Path), help="Draw it by layer."
+)
+@click.option("--json", is_flag=True, help="Print the report as JSON.")
+def command(
+    directory: Path,
+    data: str,
+    teacher: Path | None,
+    tokenizer: Path | None,
+    max_length: int | None,
+    column: str | None,
+    labels: Path | None,
+    limit: int,
+    batch_size: int,
+    pooling: str,
+    seed: int,
+    picture: Path | None,
+    json: bool,
+) -> None:
+    """Measure on DATA how much of the original the checkpoint DIRECTORY keeps.
+
+    Every score stands beside that of uniform attention, the floor, and that of the original. DATA
+    is a text file (one text a line), a folder of images, or the name of a dataset.
+    """
+    with output.working(f"measuring {directory}"):
+        from zoo_core.checkpoint import load
+        from zoo_core.fidelity.retaining import retention
+
+        model = load(directory)
+        report = retention(
+            model,
+            None if teacher is None else load(teacher),
+            data,
+            labels=None if labels is None else _lines(labels),
+            tokenizer=tokenizer_of(tokenizer or directory, needed=tokenizer is not None),
+            max_length=max_length,
+            batch_size=batch_size,
+            limit=limit,
+            column=column,
+            pooling=pooling,
+            seed=seed,
+        )
+    if picture is not None:
+        report.picture(picture)
+    if json:
+        output.as_json(report.as_dict())
+    else:
+        output.say(str(report))
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise ZooError(f"{path} is not a text file in UTF-8: {error}") from error

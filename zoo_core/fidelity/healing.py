@@ -1,0 +1,240 @@
+"""One calibration at work: its two stages, what they match, and what is reported in the end."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import Parameter
+
+from zoo_core.errors import OptionError
+from zoo_core.fidelity import losses, preparing, twins
+from zoo_core.fidelity.layers import layer_errors
+from zoo_core.fidelity.masking import Masking
+from zoo_core.fidelity.observing import Observed, mask_for, observe
+from zoo_core.fidelity.processes import Processes
+from zoo_core.fidelity.reports import Report, Retention
+from zoo_core.fidelity.resuming import Saves
+from zoo_core.fidelity.retaining import Scale, evaluating
+from zoo_core.fidelity.samples import Samples
+from zoo_core.fidelity.selection import Selection, mechanism_buffers
+from zoo_core.fidelity.settings import Settings
+from zoo_core.fidelity.training import Progress, Run, Stage
+from zoo_core.patching import attention_block, auxiliary_loss
+
+_RESAMPLES = 1000
+
+
+@dataclass(eq=False)
+class Healing:
+    """One calibration: a host, its teacher, the samples to learn from and those to measure on.
+
+    own: whether the teacher is the host itself, so that both agree wherever nothing is trained.
+    paths: the patched layers, empty where the teacher is built differently.
+    """
+
+    host: nn.Module
+    stock: nn.Module
+    selection: Selection
+    training: Samples
+    scale: Scale
+    settings: Settings
+    own: bool
+    paths: list[str]
+    masking: Masking | None
+    digest: str
+
+    @classmethod
+    def of(
+        cls,
+        host: nn.Module,
+        original: nn.Module,
+        selection: Selection,
+        samples: Samples,
+        settings: Settings,
+        tokenizer: Any,
+    ) -> Healing:
+        """Make the teacher's twin and set samples aside; the host is left as it is."""
+        own = original is host
+        stock = twins.stock_twin(original, own=selection.host.values() if own else ())
+        measured, training = samples.split(settings.held_out, settings.seed)
+        scale = Scale(
+            host,
+            stock,
+            measured,
+            batch_size=settings.batch_size,
+            pooling=settings.pooling,
+            resamples=_RESAMPLES,
+            seed=settings.seed,
+        )
+        masking = None
+        if settings.match == "masked-lm":
+            tokenizer = tokenizer or preparing.tokenizer_of(host)
+            masking = Masking.of(tokenizer, settings.mask_share)
+        paths = scale.paths
+        digest = samples.digest()
+        return cls(host, stock, selection, training, scale, settings, own, paths, masking, digest)
+
+    def run(
+        self,
+        processes: Processes,
+        checkpoint: str | Path | None,
+        watchers: Sequence[Callable[[Progress], None]],
+    ) -> Report:
+        """Measure, train, measure."""
+        self.host.eval()
+        before = self.scale.measure()
+        self._check(before)
+        saves = None if checkpoint is None else Saves(checkpoint, self._key())
+        run = Run(
+            stages=self._stages(),
+            tensors={**self.selection.everything, **mechanism_buffers(self.host)},
+            samples=self.training,
+            score=self._score,
+            schedule=self.settings,
+            processes=processes,
+            device=self.scale.device,
+            saves=saves,
+            watchers=watchers,
+        )
+        self._set_noise()
+        run.train()
+        self.host.eval()
+        return Report(
+            before=before,
+            after=self.scale.measure(),
+            steps=run.done - run.memory.skipped,
+            steps_planned=run.steps,
+            seconds=run.memory.seconds,
+            trained=sum(p.numel() for p in self.selection.everything.values()),
+            data=f"{len(self.training)} samples of {self.training.description}",
+            settings=self.settings.as_dict(),
+            history=tuple(run.memory.history),
+            notes=self._notes(run),
+        )
+
+    def _set_noise(self) -> None:
+        if self.settings.noise:
+            for name, module in self.host.named_modules():
+                if name.endswith(".zoo"):
+                    module.train()
+
+    def _score(self) -> float:
+        with evaluating(self.host):
+            return self.scale.cosine()
+
+    def _check(self, before: Retention) -> None:
+        """Raise OptionError for an output that the model does not have, before anything changes."""
+        match, settings = self.settings.match, self.settings
+        if match in ("logits", "masked-lm") and "logits_divergence" not in before.scores:
+            raise OptionError(
+                f"match={match!r}, but model and teacher have no logits in common; build the "
+                "model with a task=, or choose match='embedding'"
+            )
+        if match in ("auto", "embedding") and "embedding_cosine" not in before.scores:
+            raise OptionError("model and teacher have embeddings of different width; pass match=")
+        nothing = match == "none" or settings.output_weight == 0
+        if nothing and (settings.hidden_weight == 0 or not self.paths) and self._end_steps:
+            raise OptionError("the end-to-end stage has nothing to match; give one weight above 0")
+
+    @property
+    def _layer_steps(self) -> int:
+        """Steps of the per-layer stage; none where no layer can be fed or has what to train."""
+        trained = self.selection.mechanism or self.selection.layer
+        share = self.settings.layer_share if self.paths and trained else 0.0
+        return round(self.settings.steps * share)
+
+    @property
+    def _end_steps(self) -> int:
+        return self.settings.steps - self._layer_steps
+
+    def _stages(self) -> list[Stage]:
+        rate, host_rate = self.settings.learning_rate, self.settings.host_learning_rate
+        end, chosen = self.settings.end_rate, self.selection
+        by_layer = [(chosen.mechanism, rate), (chosen.layer, host_rate)]
+        whole = [(chosen.mechanism, end * rate), (chosen.host, end * host_rate)]
+        stages = [
+            Stage("by layer", self._layer_steps, _filled(by_layer), self._layer_loss),
+            Stage("end to end", self._end_steps, _filled(whole), self._end_loss),
+        ]
+        return [stage for stage in stages if stage.steps]
+
+    def _layer_loss(self, batch: dict[str, Tensor]) -> Tensor:
+        states = None
+        if not self.own:
+            with torch.no_grad():
+                states = observe(self.stock, batch, paths=self.paths).states
+        errors = layer_errors(self.host, self.stock, self.paths, batch, states=states)
+        return torch.stack(errors).mean(0) + self._auxiliary()
+
+    def _end_loss(self, batch: dict[str, Tensor]) -> Tensor:
+        labels = None
+        if self.masking is not None:
+            batch, labels = self.masking.hide(batch)
+        pooling = self.settings.pooling
+        with torch.no_grad():
+            wanted = observe(self.stock, batch, paths=self.paths, pooling=pooling)
+        seen = observe(self.host, batch, paths=self.paths, pooling=pooling)
+        loss = self.settings.output_weight * self._output_error(seen, wanted, labels)
+        if self.paths:
+            loss = loss + self.settings.hidden_weight * _hidden_error(seen, wanted)
+        return loss + self._auxiliary()
+
+    def _output_error(self, seen: Observed, wanted: Observed, labels: Tensor | None) -> Tensor:
+        match = self.settings.match
+        if match == "none":
+            return torch.zeros(len(seen.tokens), device=seen.tokens.device)
+        if labels is not None and seen.logits is not None:
+            return losses.masked_lm(seen.logits, labels)
+        ours, theirs = seen.logits, wanted.logits
+        if match != "embedding" and ours is not None and theirs is not None:
+            return losses.divergence(ours, theirs, wanted.mask)
+        return losses.embedding_error(seen.embedding, wanted.embedding)
+
+    def _auxiliary(self) -> Tensor:
+        return self.settings.auxiliary_weight * auxiliary_loss(self.host).to(self.scale.device)
+
+    def _key(self) -> dict[str, Any]:
+        """What must agree for a run on disk to be continued."""
+        weights = hashlib.sha256()
+        for parameter in self.selection.host.values():
+            weights.update(parameter.detach().float().cpu().numpy().tobytes())
+        return {
+            "settings": self.settings.as_dict(),
+            "data": self.digest,
+            "attention": attention_block(self.host),
+            "weights": weights.hexdigest(),
+            "choice of tensors": {n: list(p.shape) for n, p in self.selection.everything.items()},
+        }
+
+    def _notes(self, run: Run) -> tuple[str, ...]:
+        notes = []
+        if run.memory.skipped:
+            notes.append(f"stopped early: no gain in {self.settings.patience} looks")
+        if not self.paths:
+            notes.append("the teacher is built differently: nothing was matched layer by layer")
+        idle = [name for name, p in run.stages[-1].parameters.items() if p.grad is None]
+        if idle and run.done and run.processes.count == 1:
+            tensors = "1 tensor" if len(idle) == 1 else f"{len(idle)} tensors"
+            own = any(name in self.selection.mechanism for name in idle) and not self.settings.noise
+            hint = "; noise=True runs mechanisms in training mode, which some need" if own else ""
+            notes.append(f"no gradient reached {tensors}, such as {idle[0]}{hint}")
+        return tuple(notes)
+
+
+def _filled(
+    rates: Sequence[tuple[dict[str, Parameter], float]],
+) -> list[tuple[dict[str, Parameter], float]]:
+    return [(group, rate) for group, rate in rates if group]
+
+
+def _hidden_error(seen: Observed, wanted: Observed) -> Tensor:
+    """Mean relative error of what enters each patched layer and of the last hidden states, (B,)."""
+    pairs = [*zip(seen.states, wanted.states, strict=True), (seen.tokens, wanted.tokens)]
+    errors = [losses.relative_error(a, b, mask_for(a, wanted.mask)) for a, b in pairs]
+    return torch.stack(errors).mean(0)

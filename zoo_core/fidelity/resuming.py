@@ -1,0 +1,81 @@
+"""The state of a run on disk: written atomically, and only continued by the run it belongs to."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from zoo_core.errors import CheckpointError
+
+_STATE = "state.json"
+
+
+@dataclass(frozen=True)
+class State:
+    """After how many steps, with which tensors, and what a run remembers besides (JSON)."""
+
+    step: int
+    tensors: Mapping[str, Tensor]
+    notes: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Saves:
+    """The states of one run in a directory, the newest of which is kept.
+
+    key: what the run is, in JSON values; a state of another run is refused.
+    """
+
+    def __init__(self, directory: str | Path, key: Mapping[str, Any]) -> None:
+        self.directory = Path(directory)
+        self.key = json.loads(json.dumps(key))
+
+    def load(self) -> State | None:
+        """The newest state, or None. Raises CheckpointError for that of another run."""
+        path = self.directory / _STATE
+        if not path.exists():
+            return None
+        try:
+            stored = json.loads(path.read_text(encoding="utf-8"))
+            self._check(stored["key"])
+            tensors = load_file(self.directory / stored["tensors"])
+            return State(stored["step"], tensors, stored["notes"])
+        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+            raise CheckpointError(
+                f"{path} cannot be continued from, delete it: {error!r}"
+            ) from error
+
+    def save(self, state: State) -> None:
+        """Replace the state on disk; whenever the process dies, one whole state is there."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        name = f"step-{state.step:08d}.safetensors"
+        ready = {key: tensor.detach().cpu().contiguous() for key, tensor in state.tensors.items()}
+        save_file(ready, self.directory / f"{name}.new")
+        self._replace(name)
+        content = {"key": self.key, "step": state.step, "tensors": name, "notes": state.notes}
+        (self.directory / f"{_STATE}.new").write_text(json.dumps(content), encoding="utf-8")
+        self._replace(_STATE)
+        for old in self.directory.glob("step-*.safetensors*"):
+            if old.name != name:
+                old.unlink()
+
+    def _replace(self, name: str) -> None:
+        new = self.directory / f"{name}.new"
+        with new.open("rb+") as file:
+            os.fsync(file.fileno())
+        new.replace(self.directory / name)
+
+    def _check(self, stored: Mapping[str, Any]) -> None:
+        different = [name for name in self.key if stored.get(name) != self.key[name]]
+        if different:
+            raise CheckpointError(
+                f"{self.directory} holds a run with another {' and '.join(different)}; continue "
+                "that one with what it was started with, or choose another directory"
+            )

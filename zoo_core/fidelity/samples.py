@@ -1,0 +1,212 @@
+"""Samples ready for a model: tokenised texts that are padded by the batch, and prepared images."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+from zoo_core.errors import ZooError
+from zoo_core.fidelity import preparing
+from zoo_core.fidelity.observing import is_timm
+from zoo_core.fidelity.sources import Item, Source
+from zoo_core.patching import adapter_of
+
+_TOKEN_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Samples:
+    """A set of samples of one kind, which makes batches of any of them.
+
+    inputs: for each sample its tensors (N,) or (C, H, W), or an image still to be prepared.
+    labels: one for each sample, or None. hand_labels: whether batches bring them.
+    pad: the value that fills up each token input. prepare: image -> (C, H, W).
+    """
+
+    inputs: Sequence[Any]
+    labels: Sequence[Any] | None
+    description: str
+    pad: Mapping[str, int] = field(default_factory=dict)
+    pad_left: bool = False
+    prepare: Callable[[Any], Tensor] | None = None
+    hand_labels: bool = False
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def length(self, index: int) -> int:
+        """Tokens of a text; 0 for images, which are all alike."""
+        one = self.inputs[index]
+        return len(one["input_ids"]) if isinstance(one, dict) and "input_ids" in one else 0
+
+    def subset(self, indices: Sequence[int]) -> Samples:
+        """Some of the samples, in the given order."""
+        labels = None if self.labels is None else [self.labels[i] for i in indices]
+        return replace(self, inputs=[self.inputs[i] for i in indices], labels=labels)
+
+    def split(self, held_out: int, seed: int) -> tuple[Samples, Samples]:
+        """At most a quarter of the samples, to measure on, and the others, to learn from."""
+        generator = torch.Generator().manual_seed(seed)
+        order = torch.randperm(len(self), generator=generator).tolist()
+        cut = min(held_out, len(self) // 4)
+        return self.subset(order[:cut]), self.subset(order[cut:])
+
+    def batch(self, indices: Sequence[int]) -> dict[str, Tensor]:
+        """One padded batch; its attention_mask says where the padding is."""
+        rows = [self._row(self.inputs[index]) for index in indices]
+        batch = {name: self._joined(name, [row[name] for row in rows]) for name in rows[0]}
+        if self.hand_labels and self.labels is not None:
+            batch["labels"] = torch.tensor([self.labels[index] for index in indices])
+        return batch
+
+    def _joined(self, name: str, parts: list[Tensor]) -> Tensor:
+        if parts[0].dim() != 1:
+            return torch.stack(parts)
+        return pad_sequence(
+            parts,
+            batch_first=True,
+            padding_value=self.pad.get(name, 0),
+            padding_side="left" if self.pad_left else "right",
+        )
+
+    def batches(self, size: int) -> list[list[int]]:
+        """All samples in batches of similar length."""
+        order = sorted(range(len(self)), key=self.length)
+        return [order[start : start + size] for start in range(0, len(order), size)]
+
+    def digest(self) -> str:
+        """A hash of what the samples are, to tell one set from another."""
+        found = hashlib.sha256()
+        for one in self.inputs:
+            first = next(iter(one.values())) if isinstance(one, dict) else one
+            found.update(_bytes(first))
+        return found.hexdigest()
+
+    def _row(self, one: Any) -> dict[str, Tensor]:
+        if isinstance(one, dict):
+            return one
+        if self.prepare is None:
+            raise ZooError("these images need preparing; pass an image processor as tokenizer=")
+        return {"pixel_values": self.prepare(one)}
+
+
+def _bytes(value: Any) -> bytes:
+    if isinstance(value, Path):
+        return str(value).encode()
+    # A PIL image, or a tensor.
+    found: bytes = (
+        value.numpy(force=True).tobytes() if isinstance(value, Tensor) else value.tobytes()
+    )
+    return found
+
+
+def encode(
+    source: Source,
+    host: nn.Module,
+    *,
+    tokenizer: Any = None,
+    max_length: int | None = None,
+    minimum: int,
+) -> Samples:
+    """Turn items into samples for a host model.
+
+    tokenizer: for texts a tokenizer, for images an image processor; by default that of the
+        directory or repository the model was loaded from, and for timm the model's own transform.
+    max_length: longest text in tokens; by default, and at most, what the host can see.
+    Raises ZooError for fewer than `minimum` samples, or items that do not fit the model.
+    """
+    items = source.items
+    if len(items) < minimum:
+        raise ZooError(
+            f"{source.description}: {len(items)} samples are too few, at least {minimum} are needed"
+        )
+    kinds = {_kind(item) for item in items}
+    if len(kinds) > 1:
+        raise ZooError(f"{source.description} mixes {' and '.join(sorted(kinds))}")
+    labels = [_plain(item.label) for item in items]
+    known: dict[str, Any] = {
+        "labels": None if any(label is None for label in labels) else labels,
+        "description": source.description,
+    }
+    kind = kinds.pop()
+    if (kind == "images") != _sees_images(host):
+        wanted = "images" if _sees_images(host) else "texts"
+        raise ZooError(f"{type(host).__name__} takes {wanted}; {source.description} holds {kind}")
+    if kind == "images":
+        inputs = [_ready(item.value) for item in items]
+        return Samples(inputs=inputs, prepare=preparing.transform(host, tokenizer), **known)
+    longest = _longest(host, max_length)
+    if kind == "texts":
+        tokenizer = tokenizer or preparing.tokenizer_of(host)
+        inputs = _tokenise(tokenizer, [item.value for item in items], longest)
+        pad = {"input_ids": tokenizer.pad_token_id or 0}
+        left = getattr(tokenizer, "padding_side", "right") == "left"
+        return Samples(inputs=inputs, pad=pad, pad_left=left, **known)
+    inputs = [_tokens(item.value, longest) for item in items]
+    pad = {"input_ids": getattr(getattr(host, "config", None), "pad_token_id", None) or 0}
+    return Samples(inputs=inputs, pad=pad, **known)
+
+
+def _kind(item: Item) -> str:
+    value = item.value
+    if isinstance(value, str):
+        return "texts"
+    if isinstance(value, Mapping):
+        if "input_ids" in value:
+            return "tokens"
+        if "pixel_values" in value:
+            return "images"
+        raise ZooError(
+            f"a sample has {', '.join(map(str, value))}, but no input_ids, pixel_values or text"
+        )
+    if isinstance(value, Path | Tensor) or hasattr(value, "convert"):
+        return "images"
+    raise ZooError(
+        f"a sample of type {type(value).__name__} is neither a text, an image nor tokens"
+    )
+
+
+def _sees_images(host: nn.Module) -> bool:
+    _, adapter = adapter_of(host)
+    return is_timm(host) or any(site.grid for site in adapter.sites(host))
+
+
+def _plain(label: Any) -> Any:
+    return label.item() if isinstance(label, Tensor) else label
+
+
+def _longest(host: nn.Module, max_length: int | None) -> int:
+    _, adapter = adapter_of(host)
+    limit = min(site.max_len for site in adapter.sites(host))
+    if max_length is not None and not 1 <= max_length <= limit:
+        raise ZooError(f"max_length={max_length} must be between 1 and {limit}, all the model sees")
+    return max_length or limit
+
+
+def _tokenise(tokenizer: Any, texts: list[str], longest: int) -> list[dict[str, Tensor]]:
+    """All texts in one call, which fast tokenizers spread over the processors."""
+    encoded = tokenizer(texts, truncation=True, max_length=longest)
+    names = [name for name in encoded if len(encoded[name]) == len(texts)]
+    return [
+        {name: torch.tensor(encoded[name][index]) for name in names} for index in range(len(texts))
+    ]
+
+
+def _tokens(value: Mapping[str, Any], longest: int) -> dict[str, Tensor]:
+    row = {k: torch.as_tensor(one)[:longest] for k, one in value.items() if k in _TOKEN_INPUTS}
+    row.setdefault("attention_mask", torch.ones_like(row["input_ids"]))
+    return row
+
+
+def _ready(value: Any) -> Any:
+    """An image that is a tensor needs no more preparing."""
+    if isinstance(value, Mapping):
+        return {"pixel_values": torch.as_tensor(value["pixel_values"])}
+    return {"pixel_values": value} if isinstance(value, Tensor) else value

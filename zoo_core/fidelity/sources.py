@@ -1,0 +1,209 @@
+"""Where samples come from: texts, files, folders, datasets and loaders, read into plain items.
+
+An item is a text, an image (a path, a PIL image or a tensor (C, H, W)) or the mapping of tensors
+that a tokenizer makes of one text; each with its label, or None.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from zoo_core.errors import ZooError
+
+IMAGES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
+_LABELS = ("labels", "label")
+_RAW = ("text", "sentence", "image", "img")
+_READY = ("input_ids", "pixel_values")
+
+
+class Item(NamedTuple):
+    """One sample as the user has it, and its label."""
+
+    value: Any
+    label: Any = None
+
+
+class Source(NamedTuple):
+    """The items read, and what they are in words, for reports."""
+
+    items: list[Item]
+    description: str
+
+
+def read(data: Any, *, column: str | None = None, limit: int, seed: int = 0) -> Source:
+    """At most `limit` items of whatever a user calls data; blank texts are left out.
+
+    data: a text file (one text a line), a folder of images, the name of a dataset for the
+        `datasets` library or such a dataset, a DataLoader, or an iterable of texts, images,
+        mappings, or (input, label) pairs.
+    column: which column of a dataset to read; by default the first that looks like an input.
+    Where the number is known, the items are drawn at random; of a stream they are the first.
+    Raises ZooError where nothing is there, or for items that cannot be understood.
+    """
+    found, description = _open(data, column)
+    if isinstance(found, Sequence) and len(found) > limit:
+        chosen = sorted(random.Random(seed).sample(range(len(found)), limit))
+        found = [found[index] for index in chosen]
+    items = list(islice((item for item in map(_item, found) if not _is_blank(item)), limit))
+    if not items:
+        raise ZooError(f"there are no samples in {description}")
+    return Source(items, description)
+
+
+def _open(data: Any, column: str | None) -> tuple[Iterable[Any], str]:
+    if isinstance(data, str | Path):
+        return _named(data, column)
+    if isinstance(data, DataLoader):
+        return _unbatched(data), "a DataLoader"
+    if hasattr(data, "column_names"):
+        rows = _column(data, column)
+        return rows, f"a dataset of {len(rows)} rows"
+    listed = hasattr(data, "__getitem__") and hasattr(data, "__len__")
+    if isinstance(data, Mapping) or not (listed or isinstance(data, Iterable)):
+        raise ZooError(
+            f"{type(data).__name__} is no data to calibrate on; pass texts, a text file, a folder "
+            "of images, a dataset or its name, or a DataLoader"
+        )
+    if listed:
+        indexed = _Indexed(data)
+        return indexed, f"a list of {len(indexed)}"
+    return data, "an iterable"
+
+
+class _Indexed(Sequence[Any]):
+    """A sequence in torch's sense, which need not know about slices or its end."""
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: Any) -> Any:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        return self.data[index]
+
+
+class Labelled(_Indexed):
+    """Samples with labels that the user keeps beside them."""
+
+    def __init__(self, data: Sequence[Any], labels: Sequence[Any]) -> None:
+        super().__init__(data)
+        self.labels = labels
+
+    def __getitem__(self, index: Any) -> Item:
+        return Item(super().__getitem__(index), self.labels[index])
+
+
+def _named(data: str | Path, column: str | None) -> tuple[Iterable[Any], str]:
+    path = Path(data)
+    if path.is_file():
+        try:
+            return path.read_text(encoding="utf-8").splitlines(), path.name
+        except UnicodeDecodeError as error:
+            raise ZooError(f"{path} is not a text file in UTF-8: {error}") from error
+    if path.is_dir():
+        images = sorted(p for p in path.rglob("*") if p.suffix.lower() in IMAGES)
+        if not images:
+            raise ZooError(f"the folder {path} holds no images ({', '.join(sorted(IMAGES))})")
+        return images, f"{path.name}/"
+    if isinstance(data, Path):
+        raise ZooError(f"there is no file or folder {path}")
+    return _column(_load_dataset(data), column), data
+
+
+def _load_dataset(name: str) -> Any:
+    try:
+        from datasets import load_dataset  # type: ignore[import-not-found, unused-ignore]
+    except ImportError as error:
+        raise ZooError(
+            f"{name!r} is neither a file nor a folder; to load a dataset of that name, "
+            "pip install datasets. A text by itself goes into a list"
+        ) from error
+    try:
+        return load_dataset(name, split="train")
+    except Exception as error:  # Whatever the library, the network or the disk make of a name.
+        raise ZooError(f"the dataset {name!r} could not be loaded: {error}") from error
+
+
+def _column(dataset: Any, column: str | None) -> Sequence[Any]:
+    """The rows of a `datasets` dataset as items."""
+    names = list(dataset.column_names)
+    if column is not None and column not in names:
+        raise ZooError(f"the dataset has no column {column!r} (has: {', '.join(names)})")
+    chosen = column or next((name for name in (*_READY, *_RAW) if name in names), None)
+    if chosen is None:
+        raise ZooError(f"which column holds the inputs? pass column= (has: {', '.join(names)})")
+    label = next((name for name in _LABELS if name in names), None)
+    return _Rows(dataset, chosen, label)
+
+
+class _Rows(_Indexed):
+    """The input, and where there is one the label, of each row of a dataset."""
+
+    def __init__(self, data: Any, column: str, label: str | None) -> None:
+        super().__init__(data)
+        self.column, self.label = column, label
+
+    def __getitem__(self, index: Any) -> Item:
+        row = super().__getitem__(index)
+        value = row if self.column in _READY else row[self.column]
+        return Item(value, None if self.label is None else row[self.label])
+
+
+def _item(value: Any) -> Item:
+    if isinstance(value, Item):
+        return value
+    if isinstance(value, Mapping):
+        label = next((value[name] for name in _LABELS if name in value), None)
+        if not any(name in value for name in _READY):
+            return Item(next((value[name] for name in _RAW if name in value), value), label)
+        return Item({k: v for k, v in value.items() if k not in _LABELS}, label)
+    if isinstance(value, tuple | list) and len(value) in (1, 2):
+        return Item(*value)
+    return Item(value)
+
+
+def _is_blank(item: Item) -> bool:
+    return isinstance(item.value, str) and not item.value.strip()
+
+
+def _unbatched(loader: Iterable[Any]) -> Iterator[Any]:
+    """The single samples of the batches of a loader, without their padding."""
+    for batch in loader:
+        if isinstance(batch, Mapping):
+            yield from _rows(batch)
+        elif isinstance(batch, tuple | list) and len(batch) == 2 and isinstance(batch[0], Tensor):
+            yield from map(Item, batch[0], batch[1])
+        elif isinstance(batch, Tensor) or _is_texts(batch):
+            yield from batch
+        elif isinstance(batch, tuple | list) and len(batch) == 1:
+            yield from batch[0]
+        else:
+            raise ZooError(
+                f"a DataLoader gave a batch of type {type(batch).__name__}; it must be a mapping "
+                "of tensors, a tensor, (inputs, labels), or a list of texts"
+            )
+
+
+def _is_texts(batch: Any) -> bool:
+    return isinstance(batch, tuple | list) and all(isinstance(one, str) for one in batch)
+
+
+def _rows(batch: Mapping[str, Any]) -> Iterator[Item]:
+    tensors = {name: value for name, value in batch.items() if isinstance(value, Tensor)}
+    label = next((tensors.pop(name) for name in _LABELS if name in tensors), None)
+    for index in range(len(next(iter(tensors.values()), ()))):
+        row = {name: value[index] for name, value in tensors.items()}
+        if "attention_mask" in row and row["attention_mask"].dim() == 1:
+            real = row["attention_mask"].bool()
+            row = {k: v[real] if v.shape == real.shape else v for k, v in row.items()}
+        yield Item(row, None if label is None else label[index])
