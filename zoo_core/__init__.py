@@ -20,6 +20,7 @@ from zoo_core.mechanism import Mechanism, Options, Paper, Supports, option
 
 if TYPE_CHECKING:
     from zoo_core import diagnose as diagnose
+    from zoo_core import report as report
     from zoo_core.builder import build as build
     from zoo_core.checkpoint import load as load
     from zoo_core.checkpoint import save as save
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from zoo_core.registry import mechanisms as mechanisms
     from zoo_core.registry import presets as presets
     from zoo_core.registry import register as register
+    from zoo_core.report.comparing import compare as compare
     from zoo_core.training import AuxiliaryLossMixin as AuxiliaryLossMixin
 
 __version__ = "0.1.0"
@@ -50,6 +52,7 @@ _HOMES = {
     "auxiliary_loss": "zoo_core.patching",
     "build": "zoo_core.builder",
     "calibrate": "zoo_core.fidelity.calibration",
+    "compare": "zoo_core.report.comparing",
     "distil": "zoo_core.fidelity.distillation",
     "inspect": "zoo_core.inspection",
     "load": "zoo_core.checkpoint",
@@ -65,7 +68,7 @@ _HOMES = {
 }
 
 # Public as they are: zoo.diagnose.measure(...).
-_PACKAGES = ("diagnose",)
+_PACKAGES = ("diagnose", "report")
 
 __all__ = [
     "Architecture",

@@ -28,6 +28,7 @@ VERBS = (
     "calibrate",
     "evaluate",
     "diagnose",
+    "report",
     "hub",
 )
 

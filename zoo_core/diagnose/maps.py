@@ -2,25 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from zoo_core.attention import Context, Site
-from zoo_core.errors import UnsupportedCall
-from zoo_core.mechanism import Supports
-from zoo_core.nn.softmax import Softmax
-from zoo_core.patching import Patch, Stack, adapter_of, stack_of, unwrap
-from zoo_core.plan import Layers, select
+from zoo_core.attention import Context
+from zoo_core.diagnose.watching import Call, Scratch, chosen_sites, supports_of, watched
+from zoo_core.errors import OptionError, UnsupportedCall
+from zoo_core.patching import unwrap
+from zoo_core.plan import Layers
+
+
+@dataclass(frozen=True, eq=False)
+class Labels:
+    """What the rows and columns of a map are.
+
+    keys, queries: bool (B, S) and (B, L), True = real token, False = padding.
+    prefix: bool (B, S), the leading real tokens that stand for no word and no patch (CLS).
+    grid: (rows, cols) of the keys after the prefix of an image, or None.
+    mechanism: what made the map.
+    """
+
+    keys: Tensor
+    queries: Tensor
+    prefix: Tensor
+    grid: tuple[int, ...] | None
+    mechanism: str
+
+    def words(self, sample: int = 0) -> list[str]:
+        """What each key of a sample is: "prefix", "token" or "padding"."""
+        pairs = zip(self.keys[sample].tolist(), self.prefix[sample].tolist(), strict=True)
+        return ["prefix" if first else "token" if real else "padding" for real, first in pairs]
+
+
+class AttentionMaps(dict[str, Tensor]):
+    """Site path -> map (B, heads, L, S); `labels` says by the same paths what the tokens are.
+
+    A layer that its host runs several times has a number after its path: `path#0`, `path#1`.
+    """
+
+    def __init__(self, maps: Mapping[str, Tensor], labels: Mapping[str, Labels]) -> None:
+        super().__init__(maps)
+        self.labels = dict(labels)
 
 
 @torch.no_grad()
 def attention_map(
     model: Any, inputs: Any, layers: Layers | None = None, heads: Iterable[int] | None = None
-) -> dict[str, Tensor]:
+) -> AttentionMaps:
     """Maps of the chosen layers for one batch: site path -> (B, heads, L, S).
 
     inputs: keyword arguments as a mapping (a tokenizer's output), or one tensor (images).
@@ -28,92 +60,82 @@ def attention_map(
 
     A mechanism with an own map gives that. One that is linear in v gives its effective map, found
     by pushing unit values through it. Both fulfil map @ v == output in eval mode. A mechanism that
-    is neither raises UnsupportedCall.
+    is neither raises UnsupportedCall before anything runs.
     """
     host = unwrap(model)
-    _, adapter = adapter_of(host)
-    sites = adapter.sites(host)
-    chosen = sites if layers is None else select(layers, sites)
-    modes = {module: module.training for module in host.modules()}
-    calls: dict[str, tuple[nn.Module, Tensor, Tensor, Tensor, Context]] = {}
-    with ExitStack() as cleanup:
-        cleanup.callback(_set_modes, modes)
-        host.eval()
-        _watch_stock(host, adapter, sites, cleanup)
-        installed = adapter.installed(host)
-        for site in chosen:
-            module = _with_map(installed[site.path], site)
-            hook = module.register_forward_pre_hook(_Record(calls, site.path))
-            cleanup.callback(hook.remove)
+    sites = chosen_sites(host, layers)
+    with watched(host, sites) as watch:
+        for site in sites:
+            if not has_map(watch.modules[site.path]):
+                raise UnsupportedCall(undefined(site.path, watch.names[site.path]))
         model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
-        maps = {path: _map(*call) for path, call in calls.items()}
-    wanted = None if heads is None else list(heads)
-    return {path: found if wanted is None else found[:, wanted] for path, found in maps.items()}
+        watch.stop()
+        names = numbered(watch.calls)
+        wanted = None if heads is None else _checked(list(heads), watch.calls)
+        maps = {name: map_of(call) for name, call in names.items()}
+    chosen = {name: one if wanted is None else one[:, wanted] for name, one in maps.items()}
+    return AttentionMaps(chosen, {name: labels_of(call) for name, call in names.items()})
 
 
-def _watch_stock(host: nn.Module, adapter: Any, sites: Sequence[Site], cleanup: ExitStack) -> None:
-    """Run stock layers through a softmax module for a while, so that they can be watched too."""
-    stack = stack_of(host) or Stack(host, adapter)
-    covered = stack.in_force()
-    modules: dict[str, nn.Module] = {}
-    for site in sites:
-        if site.path not in covered and site.obstacle is None:
-            modules[site.path] = Softmax(scale=site.scale, dropout=site.dropout)
-            modules[site.path].zoo_supports = Softmax.supports  # type: ignore[assignment]
-    if modules:
-        patch = Patch(host, "", [], modules)
-        stack.add(patch)
-        cleanup.callback(patch.restore)
+def has_map(module: nn.Module) -> bool:
+    """Whether a mechanism has an attention map, own or effective."""
+    supports = supports_of(module)
+    return supports.weights or supports.linear_in_v
 
 
-def _set_modes(modes: Mapping[nn.Module, bool]) -> None:
-    """Give every module its own mode back; `train` would overwrite a mixture."""
-    for module, training in modes.items():
-        module.training = training
+def undefined(path: str, mechanism: str) -> str:
+    """Why there is no map, in words."""
+    return (
+        f"{path}: {mechanism} has no attention map, its output is not linear in the values; leave "
+        "this layer out with layers="
+    )
 
 
-def _with_map(module: nn.Module | None, site: Site) -> nn.Module:
-    """Return the module, or raise UnsupportedCall where no map is defined."""
-    if module is None:
-        raise UnsupportedCall(f"{site.path}: {site.obstacle}; leave this layer out with layers=")
-    supports = _supports(module)
-    if not (supports.weights or supports.linear_in_v):
-        raise UnsupportedCall(
-            f"{site.path}: {type(module).__name__} has no attention map, its output is not linear "
-            "in the values; leave this layer out with layers="
-        )
-    return module
-
-
-def _supports(module: nn.Module) -> Supports:
-    supports: Supports = module.zoo_supports  # type: ignore[assignment]
-    return supports
-
-
-class _Record:
-    """Forward pre-hook that keeps what a mechanism was called with."""
-
-    def __init__(self, calls: dict[str, Any], path: str) -> None:
-        self.calls, self.path = calls, path
-
-    def __call__(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
-        self.calls[self.path] = (module, *arguments)
-
-
-def _map(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> Tensor:
-    if _supports(module).weights:
-        own: Tensor = module.attention_map(q, k, ctx)  # type: ignore[operator]
+def map_of(call: Call) -> Tensor:
+    """The map (B, H, L, S) of one call: the mechanism's own, else the effective one."""
+    ctx = call.ctx if call.ctx.carry is None else replace(call.ctx, carry=Scratch(call.ctx.carry))
+    if call.supports.weights:
+        own: Tensor = call.module.attention_map(call.q, call.k, ctx)  # type: ignore[operator]
         return own
-    return effective_map(module, q, k, v, ctx)
+    return effective_map(call.module, call.q, call.k, call.v, ctx)
+
+
+def labels_of(call: Call) -> Labels:
+    """What the tokens of one call are."""
+    return Labels(call.real_keys, call.real_queries, call.prefix_keys, call.grid, call.mechanism)
 
 
 def effective_map(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> Tensor:
-    """Columns of the map (B, H, L, S), v.shape[-1] at a time: the outputs for unit values."""
+    """Columns of the map (B, H, L, S), v.shape[-1] at a time: the outputs for unit values.
+
+    Besides the map itself it takes no more memory than one forward.
+    """
     keys, width = v.shape[-2], v.shape[-1]
-    columns = []
+    found = q.new_empty(*q.shape[:-1], keys)
     for start in range(0, keys, width):
         unit = torch.eye(keys, width, dtype=v.dtype, device=v.device).roll(start, 0)
         # Rolled past the last key, the unit rows of absent keys would wrap to the first ones.
         unit[:, keys - start :] = 0
-        columns.append(module(q, k, unit.expand_as(v).contiguous(), ctx))
-    return torch.cat(columns, -1)[..., :keys]
+        columns = module(q, k, unit.expand_as(v).contiguous(), ctx)
+        found[..., start : start + width] = columns[..., : keys - start]
+    return found
+
+
+def numbered(calls: Iterable[Call]) -> dict[str, Call]:
+    """The calls by site path; of a layer that ran several times, by path and number."""
+    by_path: dict[str, list[Call]] = {}
+    for call in calls:
+        by_path.setdefault(call.site.path, []).append(call)
+    names: dict[str, Call] = {}
+    for path, found in by_path.items():
+        several = len(found) > 1
+        names |= {f"{path}#{n}" if several else path: one for n, one in enumerate(found)}
+    return names
+
+
+def _checked(heads: list[int], calls: Iterable[Call]) -> list[int]:
+    count = min(call.q.shape[1] for call in calls)
+    for head in heads:
+        if not 0 <= head < count:
+            raise OptionError(f"head {head} is out of range; this model has heads 0-{count - 1}")
+    return heads

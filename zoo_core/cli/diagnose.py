@@ -1,0 +1,75 @@
+"""`zoo diagnose`: what each attention head does, and what the theory warns of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, get_args
+
+import click
+
+from zoo_core.cli import output
+from zoo_core.cli.data_options import tokenizer_of
+from zoo_core.diagnose.reports import Part
+
+_PARTS = get_args(Part)
+
+
+@click.command("diagnose")
+@click.argument("model", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--data", required=True, help="A text file, a folder of images, or a dataset.")
+@click.option(
+    "--part",
+    "parts",
+    type=click.Choice(_PARTS),
+    multiple=True,
+    help="What to measure; may be repeated. Default: everything.",
+)
+@click.option("--layers", help="Layers whose heads are looked at: 3, 0-3, 4-, self. Default: all.")
+@click.option(
+    "--tokenizer",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Directory of a tokenizer or image processor. Default: the checkpoint's own.",
+)
+@click.option("--max-length", type=click.IntRange(min=1), help="Longest text, in tokens.")
+@click.option("--column", help="Which column of a dataset holds the inputs.")
+@click.option("--limit", type=click.IntRange(min=1), default=16, show_default=True, help="Samples.")
+@click.option("--batch-size", type=click.IntRange(min=1), default=4, show_default=True)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@click.option(
+    "--picture",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Draw the maps of one sample: .png or .svg, both without a suffix.",
+)
+@click.option("--json", is_flag=True, help="Print the report as JSON.")
+def command(
+    model: Path,
+    data: str,
+    parts: tuple[Part, ...],
+    tokenizer: Path | None,
+    limit: int,
+    batch_size: int,
+    picture: Path | None,
+    json: bool,
+    **how: Any,
+) -> None:
+    """Measure the attention of the checkpoint directory MODEL on some data.
+
+    Every head: entropy, rank, reach, agreement, error against softmax, and what may break. By
+    depth: rank collapse, Jacobian norms with the bounds that mechanisms certify, sensitivity; and
+    the rank of the embedding with a suggested depth. Ctrl-C keeps the parts that are done.
+    """
+    from zoo_core.checkpoint import load
+    from zoo_core.diagnose.illustrating import illustrate
+    from zoo_core.diagnose.measuring import measure
+
+    with output.working(f"loading {model}"):
+        loaded = load(model)
+        prepared = tokenizer_of(tokenizer or model, needed=tokenizer is not None)
+    how["tokenizer"] = prepared
+    report = measure(loaded, data, parts=parts or _PARTS, limit=limit, batch_size=batch_size, **how)
+    if picture is not None:
+        illustrate(loaded, data, picture, **how)
+    if json:
+        output.as_json(report.as_dict())
+    else:
+        output.say(str(report))

@@ -1,0 +1,288 @@
+"""What a diagnosis says: numbers by layer and head, tables, JSON, and warnings in plain words.
+
+Imports no torch, so that a report can be read where nothing is computed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+#: What a diagnosis is made of, in this order; each is a field of the report.
+Part = Literal["attention", "rank", "lipschitz", "depth", "sensitivity"]
+
+#: The scores of a head that tables show; JSON has all.
+_SHOWN = tuple(
+    "uniformity effective_rank distance prefix separators agreement error saturated".split()
+)
+
+FP16_MOST = 65504.0
+DEAD, SATURATED, RESTING, ALIKE, COLLAPSED = 0.02, 0.9, 0.9, 0.95, 1e-3
+
+
+@dataclass(frozen=True)
+class HeadScore:
+    """One head, averaged over the real queries of all samples. NaN: not defined there.
+
+    entropy: of what a query looks at, in nats; uniformity: the same as a share of the most it
+        could be, 0 = one key, 1 = all keys alike. Effective maps count by the size of numbers.
+    effective_rank: exp of the entropy of the map's singular values as shares.
+    distance: how far it looks, in tokens; on a grid in patches.
+    prefix, separators: share of the weight on prefix tokens (CLS) and on separators.
+    agreement: overlap of its map with the other heads' on average, 1 = the same.
+    error: relative error of its output against exact softmax attention on the same q, k, v.
+    share: size of its output relative to the average head of the layer.
+    saturated: share of queries that give one key more than 0.99 of the weight.
+    largest: largest number among q, k, v, q . k and the output; fp16 ends at 65504.
+    broken: share of output numbers that are NaN or infinite; fp16_broken: of the mechanism run in
+        fp16 on the same input.
+    """
+
+    entropy: float
+    uniformity: float
+    effective_rank: float
+    distance: float
+    prefix: float
+    separators: float
+    agreement: float
+    error: float
+    share: float
+    saturated: float
+    largest: float
+    broken: float
+    fp16_broken: float
+
+    def warnings(self) -> Iterator[str]:
+        """What is wrong with it, in words; the numbers stand in its fields."""
+        if self.broken > 0:
+            yield "NaN or infinity in the output"
+        if self.fp16_broken > 0:
+            yield "breaks in fp16; use bf16"
+        elif self.largest > FP16_MOST:
+            yield "numbers that overflow in fp16; use bf16"
+        if self.share < DEAD:
+            yield f"dead, its output is below {DEAD:.0%} of the average head's"
+        if self.saturated > SATURATED:
+            yield f"saturated, over {SATURATED:.0%} of the queries look at one key"
+        # NaN, where there are no separators, counts for nothing here.
+        idle = sum(x for x in (self.prefix, self.separators) if not math.isnan(x))
+        if idle > RESTING:
+            yield f"resting, over {RESTING:.0%} of the weight lies on the prefix and separators"
+
+
+@dataclass(frozen=True)
+class AttentionScore:
+    """One attention layer. without_map: why scores of the map are missing, in words."""
+
+    path: str
+    mechanism: str
+    heads: tuple[HeadScore, ...]
+    without_map: str | None = None
+
+    def mean(self, name: str) -> float:
+        """A score averaged over the heads."""
+        values: list[float] = [getattr(head, name) for head in self.heads]
+        return sum(values) / len(values)
+
+
+@dataclass(frozen=True)
+class Collapse:
+    """Residual ratio by depth, 1 = tokens differ, 0 = all alike; see `rank_collapse`.
+
+    with_skip, attention_only: empty where tokens are dropped on the way.
+    """
+
+    model: tuple[float, ...]
+    with_skip: tuple[float, ...]
+    attention_only: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class LipschitzScore:
+    """The Jacobian norm of one layer, and the bound its mechanism certifies, or None."""
+
+    path: str
+    mechanism: str
+    norm: float
+    bound: float | None
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """Relative change of what enters each layer, and of the output, for one of the parameters.
+
+    size: relative size of the noise; the numbers are divided by it.
+    """
+
+    size: float
+    by_depth: tuple[float, ...]
+    output: float
+
+
+@dataclass(frozen=True)
+class DepthAdvice:
+    """Rank of the embedding and a depth to match. An extrapolation, see `zoo_core.diagnose.depth`.
+
+    width: min(dim, rank). bottlenecks: layers whose heads are together narrower than the model.
+    """
+
+    embedding: str
+    dim: int
+    rank: int
+    effective_rank: float
+    width: int
+    depth: int
+    suggested_depth: float
+    bottlenecks: tuple[str, ...]
+    basis: str = (
+        "extrapolation: ln(width) = 5.039 + 0.0555 depth was fitted to causal language models"
+    )
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """The report of `zoo.diagnose.measure`. A part that was not asked for or not done is None.
+
+    samples: how many, described by `data`. unfinished: parts that an interruption left out.
+    """
+
+    model: str
+    data: str
+    samples: int
+    attention: tuple[AttentionScore, ...] | None = None
+    rank: Collapse | None = None
+    lipschitz: tuple[LipschitzScore, ...] | None = None
+    depth: DepthAdvice | None = None
+    sensitivity: Sensitivity | None = None
+    unfinished: tuple[str, ...] = ()
+
+    @property
+    def warnings(self) -> list[str]:
+        """What to look at, in plain words, each with its layer and mechanism."""
+        found = []
+        for layer in self.attention or ():
+            where = f"{layer.path} ({layer.mechanism})"
+            for text, heads in _by_text(layer.heads).items():
+                numbers = ", ".join(map(str, heads))
+                found.append(f"{where}, head{'s' * (len(heads) > 1)} {numbers}: {text}")
+            if len(layer.heads) > 1 and layer.mean("agreement") > ALIKE:
+                found.append(f"{where}: its heads all look at the same")
+        if self.rank is not None and self.rank.model[-1] < COLLAPSED:
+            found.append(f"rank collapse: the last states are alike to {self.rank.model[-1]:.1e}")
+        for one in self.lipschitz or ():
+            if one.bound is not None and one.norm > one.bound * (1 + 1e-6):
+                found.append(
+                    f"{one.path} ({one.mechanism}): its Jacobian norm {one.norm:.4g} is above the "
+                    f"bound {one.bound:.4g} that it certifies"
+                )
+        if self.depth is not None and self.depth.rank < self.depth.dim:
+            found.append(
+                f"{self.depth.embedding} has rank {self.depth.rank} in a width of {self.depth.dim}"
+            )
+        if self.unfinished:
+            found.append(f"interrupted before: {', '.join(self.unfinished)}")
+        return found
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report as a JSON object; what is not a number is null."""
+        plain: dict[str, Any] = _finite({**asdict(self), "warnings": self.warnings})
+        return plain
+
+    def __str__(self) -> str:
+        parts = [
+            [f"{self.model} on {self.samples} samples of {self.data}"],
+            self._attention_lines(),
+            self._layer_lines(),
+            self._depth_lines(),
+            [f"warning: {text}" for text in self.warnings] or ["no warnings"],
+        ]
+        return "\n\n".join("\n".join(part) for part in parts if part)
+
+    def _attention_lines(self) -> list[str]:
+        if not self.attention:
+            return []
+        rows = [
+            (layer.path, layer.mechanism, *(_number(layer.mean(name)) for name in _SHOWN))
+            for layer in self.attention
+        ]
+        shown = [name.replace("_", " ") for name in _SHOWN]
+        lines = table(("attention, mean of heads", "mechanism", *shown), rows)
+        return [*lines, *(one.without_map for one in self.attention if one.without_map)]
+
+    def _layer_lines(self) -> list[str]:
+        """Rank, Jacobian norm and sensitivity, which go by depth."""
+        columns: list[tuple[str, Sequence[float]]] = []
+        if self.rank is not None:
+            columns += [
+                ("residual", self.rank.model),
+                ("skips only", self.rank.with_skip),
+                ("attention only", self.rank.attention_only),
+            ]
+        if self.lipschitz is not None:
+            bounds = [math.nan if one.bound is None else one.bound for one in self.lipschitz]
+            columns += [("Jacobian", [one.norm for one in self.lipschitz]), ("bound", bounds)]
+        if self.sensitivity is not None:
+            by_depth = (*self.sensitivity.by_depth, self.sensitivity.output)
+            columns.append(("sensitivity", by_depth))
+        columns = [(name, values) for name, values in columns if values]
+        if not columns:
+            return []
+        depth = max(len(values) for _, values in columns)
+        rows = [
+            (
+                str(n),
+                *(_number(values[n] if n < len(values) else math.nan) for _, values in columns),
+            )
+            for n in range(depth)
+        ]
+        return table(("what enters layer", *(name for name, _ in columns)), rows)
+
+    def _depth_lines(self) -> list[str]:
+        if self.depth is None:
+            return []
+        one = self.depth
+        return [
+            f"{one.embedding}: rank {one.rank} of {one.dim}, effectively {one.effective_rank:.1f}; "
+            f"{one.depth} layers, {one.suggested_depth:.1f} would match a width of {one.width} "
+            f"({one.basis})",
+            *one.bottlenecks,
+        ]
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Aligned lines: the first column to the left, the others to the right."""
+    lines = [heads, *rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(wide) if index == 0 else cell.rjust(wide)
+            for index, (cell, wide) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    ]
+
+
+def _by_text(heads: Sequence[HeadScore]) -> dict[str, list[int]]:
+    """Each warning with the numbers of the heads it is about."""
+    found: dict[str, list[int]] = {}
+    for number, head in enumerate(heads):
+        for text in head.warnings():
+            found.setdefault(text, []).append(number)
+    return found
+
+
+def _number(value: float) -> str:
+    if math.isnan(value):
+        return "-"
+    return f"{value:.1e}" if value != 0 and not 1e-3 <= abs(value) < 1e4 else f"{value:.3f}"
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN."""
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
