@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zoo_core.bench.cases import DTYPES, LENGTHS, MODES, sweep
-from zoo_core.cli import output
+from zoo_core.cli import bench_task, output
 from zoo_core.cli.model_options import assignments, settings
 from zoo_core.errors import BenchError
 
@@ -82,7 +82,13 @@ _counts = _several(click.IntRange(min=1))
     callback=assignments,
     help="An option of the one mechanism, such as rank=64; may be repeated.",
 )
-@click.option("--task", help="With --model: a head, such as masked-lm.")
+@click.option(
+    "--task",
+    metavar="NAME",
+    help="Train small models on reverse, histogram, sort, most-frequent, dyck1 or dyck2. With "
+    "--model: a head, such as masked-lm.",
+)
+@bench_task.task_options
 @click.option(
     "--set",
     "model_kwargs",
@@ -132,6 +138,7 @@ def command(
     save: Path | None,
     against: Path | None,
     tolerance: float,
+    **learning: Any,
 ) -> None:
     """Measure MECHANISMs (names, patterns such as '*former', or all) against fused softmax.
 
@@ -139,13 +146,30 @@ def command(
     zoo bench linformer local            bare attention, forward, by length
     zoo bench all --mode forward,backward --plot costs.png
     zoo bench --model bert --attention all --length 4096
+    zoo bench --task reverse --attention softmax,linear    what each learns
 
     Ctrl-C ends a run and keeps what is complete.
     """  # noqa: D301 - click reads this backspace
     if json and markdown:
         raise click.UsageError("choose one of --json and --markdown")
-    if model is None and (task or model_kwargs):
-        raise click.UsageError("--task and --set belong to --model")
+    candidates = [*names, *(attention or "").split(",")]
+    context = click.get_current_context()
+    if task and model is None:
+        lesson = bench_task.lesson_settings(context)
+        with _progress() as progress:
+            complete = bench_task.run_task(
+                task,
+                _mechanisms(candidates),
+                options=options,
+                guided=learning["guided"],
+                json=json,
+                progress=progress,
+                **lesson,
+            )
+        raise SystemExit(0 if complete else 1)
+    bench_task.refuse_task_options(context)
+    if model is None and model_kwargs:
+        raise click.UsageError("--set belongs to --model")
     if model is not None and (heads or width):
         raise click.UsageError("--heads and --width are the model's own; use --set")
     cases = sweep(
@@ -158,7 +182,7 @@ def command(
         mode=mode,
         padded=padded,
     )
-    chosen = _mechanisms([*names, *(attention or "").split(",")])
+    chosen = _mechanisms(candidates)
     # It warns of a CUDA toolkit without a GPU, which is no concern of ours.
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
     with output.working("loading torch"):
