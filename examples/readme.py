@@ -38,7 +38,7 @@ def quickstart_table() -> str:
     import quickstart
     from rich.console import Console
 
-    batches = quickstart.make_batches(64, 256)
+    batches = quickstart.make_batches(32, 256)
     rows = [row.cells() for row in quickstart.measure(batches, Console(stderr=True))]
     return markdown(quickstart.HEADINGS, rows)
 
