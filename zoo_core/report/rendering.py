@@ -1,0 +1,99 @@
+"""A page as HTML that needs nothing but itself, and as Markdown for a card. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from zoo_core.errors import ZooError
+from zoo_core.report import charts, heat
+from zoo_core.report.blocks import Block, Bullets, Facts, Gallery, Page, Table, Text
+
+_SUFFIXES = {".html": "html", ".htm": "html", ".md": "markdown"}
+#: Cells that start with a digit and are shorter than this are not wrapped.
+_NUMBER = 24
+_SPECIAL = str.maketrans({"|": "\\|", "<": "&lt;", ">": "&gt;", "*": "\\*", "`": "'", "\n": " "})
+
+
+def html(page: Page) -> str:
+    """The whole page. It loads nothing, runs no script, and its policy says so to the browser."""
+    return _environment().get_template("page.html.jinja").render(page=page)
+
+
+def markdown(page: Page) -> str:
+    """Sections from `##` on, without those of pictures, and without long tables."""
+    parts = [f"## {_plain(page.title)}", _plain(page.subtitle), *map(_plain, page.verdict)]
+    for section in page.sections:
+        if any(isinstance(block, Gallery) for block in section.blocks):
+            continue
+        blocks = [text for block in section.blocks if (text := "\n".join(_markdown(block)))]
+        if blocks:
+            parts += [f"### {_plain(section.title)}", *blocks]
+    return "\n\n".join([*parts, _plain(page.footer)]) + "\n"
+
+
+def write(page: Page, path: str | Path) -> Path:
+    """Write a page as its suffix says: .html or .md. Raises ZooError where it cannot be."""
+    path = check_writable(path)
+    text = html(page) if _SUFFIXES[path.suffix.lower()] == "html" else markdown(page)
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ZooError(f"{path} could not be written: {error}") from error
+    return path
+
+
+def check_writable(path: str | Path) -> Path:
+    """Raise ZooError unless a page can be written there, before hours are spent on it."""
+    path = Path(path)
+    if path.suffix.lower() not in _SUFFIXES:
+        raise ZooError(f"{path} must end with one of {', '.join(_SUFFIXES)}")
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise ZooError(f"{path} cannot be written: {path.parent} is no folder, or it is one itself")
+    return path
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("zoo_core.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "kind": lambda block: type(block).__name__.lower(),
+        "lines": charts.lines,
+        "ranges": charts.ranges,
+        "png": heat.png,
+        "is_number": lambda cell: cell[:1] in "0123456789-" and len(cell) < _NUMBER,
+    }
+    # The one colour scale of all maps, from 0 to the largest weight.
+    environment.globals["scale"] = heat.png((tuple(n / 63 for n in range(64)),))
+    return environment
+
+
+def _markdown(block: Block) -> Iterator[str]:
+    if isinstance(block, Text):
+        yield _plain(block.text)
+    elif isinstance(block, Bullets):
+        yield from (f"- {_plain(item)}" for item in block.items)
+    elif isinstance(block, Facts):
+        yield from (f"- {_plain(term)}: {_plain(value)}" for term, value in block.rows)
+    elif isinstance(block, Table) and not block.detail:
+        yield _row(block.heads)
+        yield _row(["---"] * len(block.heads))
+        yield from map(_row, block.rows)
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(map(_plain, cells))} |"
+
+
+def _plain(text: str) -> str:
+    """Text in which Markdown finds nothing to read."""
+    return " ".join(text.translate(_SPECIAL).split())

@@ -1,0 +1,71 @@
+"""Numbers as the page writes them. Imports no torch."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from zoo_core.bench.rows import Ratio
+
+NOT_ASKED = "not asked for"
+
+
+def number(value: float | None) -> str:
+    """Three decimals; very large and small ones as powers of ten; "-" where there is none."""
+    if value is None or math.isnan(value):
+        return "-"
+    if math.isinf(value):
+        return "infinite"
+    return f"{value:.1e}" if value != 0 and not 1e-3 <= abs(value) < 1e4 else f"{value:.3f}"
+
+
+def interval(low: float, high: float) -> str:
+    """`0.912 to 0.931`."""
+    return f"{number(low)} to {number(high)}"
+
+
+def percent(share: float | None) -> str:
+    """A share in whole per cent."""
+    return "-" if share is None or math.isnan(share) else f"{share:.0%}".replace("%", " %")
+
+
+def times(ratio: float | None) -> str:
+    """`0.62 times`."""
+    return "-" if ratio is None else f"{ratio:.2f} times"
+
+
+def ratio(value: float | None) -> str:
+    """Two decimals."""
+    return "-" if value is None else f"{value:.2f}"
+
+
+def with_error(found: Ratio | None) -> str:
+    """`0.62 ± 0.01`."""
+    return "-" if found is None else f"{found.value:.2f} ± {found.error:.2f}"
+
+
+def milliseconds(seconds: float | None) -> str:
+    """With three digits that count."""
+    return "-" if seconds is None else f"{seconds * 1e3:.3g} ms"
+
+
+def megabytes(size: int | None) -> str:
+    """With one decimal."""
+    return "-" if size is None else f"{size / 1e6:,.1f} MB"
+
+
+def plural(count: int, noun: str) -> str:
+    """`1 sample`, `2 samples`."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
+def ranges(layers: list[int]) -> str:
+    """`0-3, 7` for [0, 1, 2, 3, 7]."""
+    runs: list[list[int]] = []
+    for layer in sorted(layers):
+        if runs and layer == runs[-1][1] + 1:
+            runs[-1][1] = layer
+        else:
+            runs.append([layer, layer])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
