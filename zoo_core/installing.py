@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from importlib import metadata
+from pathlib import Path
 from typing import Literal
 
 from zoo_core import catalogue, registry
@@ -59,14 +60,19 @@ def plugin_distributions() -> set[str]:
 
 
 def _installer(verb: Literal["install", "uninstall"]) -> list[str]:
-    """pip of this environment, else uv, which leaves pip out of those that it manages."""
+    """pipx where it manages this environment, else its pip, else uv, whose own have no pip."""
+    prefix = Path(sys.prefix)
+    if (prefix / "pipx_metadata.json").exists() and (pipx := shutil.which("pipx")):
+        # Without --leave-deps it would take the plugin's requirements along: zoo-core itself.
+        ways = {"install": ["inject"], "uninstall": ["uninject", "--leave-deps"]}
+        return [pipx, *ways[verb], prefix.name]
     if importlib.util.find_spec("pip"):
         confirmed = ["--yes"] if verb == "uninstall" else []
         return [sys.executable, "-m", "pip", verb, *confirmed]
     if uv := shutil.which("uv"):
         return [uv, "pip", verb, "--python", sys.executable]
     raise PluginError(
-        f"{sys.prefix} has no pip, and no uv is on PATH; get one with "
+        f"{sys.prefix} has no pip, and no uv or pipx that manages it is on PATH; get one with "
         f"`{sys.executable} -m ensurepip`"
     )
 

@@ -165,12 +165,12 @@ def _check(assigned: Mapping[str, Rule], sites: Sequence[Site], model: str) -> N
             for reason in obstacles(rule.mechanism, site):
                 where.setdefault(reason, []).append(site.layer)
     if where:
-        reasons = [f"layers {_ranges(layers)}: {reason}" for reason, layers in where.items()]
+        reasons = [f"layers {ranges(layers)}: {reason}" for reason, layers in where.items()]
         names = ", ".join(sorted({rule.mechanism.name for rule in assigned.values()}))
         raise DoesNotFit(f"{names} does not fit {model}: " + "; ".join(reasons), reasons)
 
 
-def _ranges(layers: Iterable[int]) -> str:
+def ranges(layers: Iterable[int]) -> str:
     """Layer numbers as a selector: 0, 1, 2, 5 -> "0-2,5"."""
     runs: list[list[int]] = []
     for layer in sorted(set(layers)):

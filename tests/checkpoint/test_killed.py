@@ -127,7 +127,7 @@ def test_killed_at_random_moments(models: dict[str, nn.Module], tmp_path: Path) 
             saved("sharded", models, tmp_path)
             saved("one", models, tmp_path)
 
-    for moment in torch.rand(10).tolist():
+    for moment in torch.rand(20).tolist():
         process = child(work)
         time.sleep(0.02 + 0.4 * moment)
         os.kill(process, signal.SIGKILL)

@@ -123,12 +123,28 @@ def test_uv_where_there_is_no_pip(zoo, ran, live_site, monkeypatch, verb) -> Non
     assert ran == [["/bin/uv", "pip", verb, "--python", sys.executable, "acme"]]
 
 
+@pytest.mark.parametrize(
+    ("verb", "words"), [("install", ["inject"]), ("uninstall", ["uninject", "--leave-deps"])]
+)
+def test_pipx_where_it_manages_the_environment(
+    zoo, ran, live_site, monkeypatch, tmp_path, verb, words
+) -> None:
+    live_site.offer("acme", "acme_m")
+    managed = tmp_path / "venvs" / "zoo-core"
+    managed.mkdir(parents=True)
+    (managed / "pipx_metadata.json").write_text("{}")
+    monkeypatch.setattr(sys, "prefix", str(managed))
+    monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}")
+    assert zoo("plugins", verb, "acme").code == 0
+    assert ran == [["/bin/pipx", *words, "zoo-core", "acme"]]
+
+
 def test_neither_pip_nor_uv(zoo, ran, monkeypatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(shutil, "which", lambda name: None)
     run = zoo("plugins", "install", "acme")
     assert run.code == 1
-    assert "has no pip, and no uv is on PATH" in run.err
+    assert "has no pip, and no uv or pipx that manages it is on PATH" in run.err
 
 
 def test_a_failing_installer_fails_us(zoo, ran, monkeypatch) -> None:

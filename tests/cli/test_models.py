@@ -134,13 +134,3 @@ def test_inspect_of_what_is_no_checkpoint(zoo, built, tmp_path):
     shutil.rmtree(built[0])
     built[0].mkdir()
     assert "has no zoo.json" in zoo("inspect", str(built[0])).err
-
-
-@pytest.mark.parametrize(
-    ("layers", "text"),
-    [([0], "0"), ([0, 1, 2], "0-2"), ([5, 0, 1, 3], "0-1, 3, 5"), ([], "")],
-)
-def test_layers_are_written_as_ranges(layers, text):
-    from zoo_core.cli.inspect import ranges
-
-    assert ranges(layers) == text

@@ -8,7 +8,7 @@ import pytest
 
 from zoo_core import Mechanism, Options, Site, Supports, option, plan
 from zoo_core.errors import DoesNotFit, OptionError
-from zoo_core.plan import Rule
+from zoo_core.plan import Rule, ranges
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,3 +143,11 @@ def test_every_misfit_is_told_at_once() -> None:
 def test_contradictory_arguments_are_refused(arguments: dict) -> None:
     with pytest.raises(OptionError):
         plan.rules(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("layers", "text"),
+    [([0], "0"), ([0, 1, 2], "0-2"), ([5, 0, 1, 3], "0-1,3,5"), ([], "")],
+)
+def test_layers_are_written_as_a_selector(layers: list[int], text: str) -> None:
+    assert ranges(layers) == text

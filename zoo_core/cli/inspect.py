@@ -75,6 +75,7 @@ def _calibrated(result: Mapping[str, Any]) -> None:
 
 def _entry(entry: Mapping[str, Any]) -> list[str | Cell]:
     from zoo_core import registry
+    from zoo_core.plan import ranges
 
     options = ", ".join(f"{key}={value}" for key, value in entry["options"].items())
     kind = "cross " if entry.get("kind") == "cross" else ""
@@ -87,14 +88,3 @@ def _entry(entry: Mapping[str, Any]) -> list[str | Cell]:
         options or "none",
         origin if known else Cell(f"{origin} (not installed)", "yellow"),
     ]
-
-
-def ranges(layers: list[int]) -> str:
-    """`0-3, 7` for [0, 1, 2, 3, 7]."""
-    runs: list[list[int]] = []
-    for layer in sorted(layers):
-        if runs and layer == runs[-1][1] + 1:
-            runs[-1][1] = layer
-        else:
-            runs.append([layer, layer])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)

@@ -11,6 +11,7 @@ from zoo_core import registry
 from zoo_core.checkpoint import calibration
 from zoo_core.diagnose.reports import Diagnosis
 from zoo_core.fidelity.reports import SCORES, Estimate, Retention
+from zoo_core.plan import ranges
 from zoo_core.report import findings, words
 from zoo_core.report.blocks import (
     Block,
@@ -109,7 +110,7 @@ def _entries(report: Report) -> Iterator[tuple[str, ...]]:
         key = (site.kind, site.mechanism, options, ", ".join(site.unused))
         groups.setdefault(key, []).append(site)
     for (kind, mechanism, options, unused), sites in groups.items():
-        layers = words.ranges([site.layer for site in sites])
+        layers = ranges([site.layer for site in sites])
         own = sum(site.parameters for site in sites)
         where = f"cross {layers}" if kind == "cross" else layers
         yield where, mechanism, options or "none", f"{own:,}", unused or "nothing"

@@ -58,14 +58,3 @@ def megabytes(size: int | None) -> str:
 def plural(count: int, noun: str) -> str:
     """`1 sample`, `2 samples`."""
     return f"{count:,} {noun}{'s' * (count != 1)}"
-
-
-def ranges(layers: list[int]) -> str:
-    """`0-3, 7` for [0, 1, 2, 3, 7]."""
-    runs: list[list[int]] = []
-    for layer in sorted(layers):
-        if runs and layer == runs[-1][1] + 1:
-            runs[-1][1] = layer
-        else:
-            runs.append([layer, layer])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
