@@ -160,7 +160,7 @@ def reload_in_new_process(batches: list[dict[str, torch.Tensor]]) -> bool:
 def main() -> None:
     """Run the comparison and the reload."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--passages", type=int, default=32)
+    parser.add_argument("--passages", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=256)
     arguments = parser.parse_args()
     transformers.utils.logging.disable_progress_bar()
