@@ -43,11 +43,13 @@ class RemoteFile:
     oid: str
     sha256: str | None = None
 
-    def is_at(self, path: Path) -> bool:
-        """Whether a local file has exactly these bytes."""
+    def is_at(self, path: Path, sha256: str | None = None) -> bool:
+        """Whether a local file has exactly these bytes. sha256: of the file, where it is known."""
         with path.open("rb") as file:
             if path.stat().st_size != self.size:
                 return False
+            if self.sha256 is not None and sha256 is not None:
+                return sha256 == self.sha256
             if self.sha256 is not None:
                 return hashlib.file_digest(file, "sha256").hexdigest() == self.sha256
             digest = hashlib.sha1(f"blob {self.size}\0".encode(), usedforsecurity=False)

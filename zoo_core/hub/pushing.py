@@ -51,6 +51,22 @@ class PushPlan:
     card: str
 
 
+@dataclass(frozen=True)
+class Sent:
+    """The local files of a push by name, and the sha256 of those that were hashed already."""
+
+    files: Mapping[str, Path]
+    known: Mapping[str, str]
+
+    def missing_in(self, listing: Listing) -> list[str]:
+        """The files that a commit does not hold, byte by byte."""
+        return [
+            name
+            for name, path in self.files.items()
+            if name not in listing or not listing[name].is_at(path, self.known.get(name))
+        ]
+
+
 class Wishes(TypedDict, total=False):
     """The keyword arguments of `push` other than dry_run, which decides what it returns."""
 
@@ -157,7 +173,10 @@ def push(
         readme = Path(folder, layout.CARD)
         readme.write_bytes(text.encode())
         files = {**staged.files, layout.CARD: readme}
-        commit = _publish(client, target, head, before, files, message or _message(staged))
+        # What staging has just hashed is not hashed again.
+        known = {name: record.sha256 for name, record in staged.manifest.files.items()}
+        sent = Sent(files, known)
+        commit = _publish(client, target, head, before, sent, message or _message(staged))
         sha256 = hashlib.sha256(files[layout.MANIFEST].read_bytes()).hexdigest()
     row = catalogue_row(repo_id, commit, staged.manifest, manifest_sha256=sha256)
     return PinnedRef(repo_id, commit, row=row, changed=commit != head)
@@ -184,17 +203,18 @@ def _publish(
     target: Reference,
     head: str,
     before: Listing,
-    files: Mapping[str, Path],
+    sent: Sent,
     message: str,
 ) -> str:
     """Commit what differs from the head, and only on top of it. Returns the commit."""
-    changed = [n for n, path in files.items() if n not in before or not before[n].is_at(path)]
+    changed = sent.missing_in(before)
     weights = [name for name in before if layout.is_weights(name) or name == layout.INDEX]
-    gone = [name for name in weights if name not in files]
+    gone = [name for name in weights if name not in sent.files]
     if not changed and not gone:
         return head
     operations: list[Any] = [
-        CommitOperationAdd(path_in_repo=name, path_or_fileobj=str(files[name])) for name in changed
+        CommitOperationAdd(path_in_repo=name, path_or_fileobj=str(sent.files[name]))
+        for name in changed
     ]
     operations += [CommitOperationDelete(path_in_repo=name) for name in gone]
     try:
@@ -207,11 +227,11 @@ def _publish(
                 parent_commit=head,
             ).oid
     except HubError as error:
-        return _made_anyway(client, target, head, files, error)
+        return _made_anyway(client, target, head, sent, error)
     if not is_commit(commit):
         raise HubError(f"{client.endpoint} answers {str(commit)[:80]!r}, which is no commit id")
     after = client.head(target.repo, commit)
-    if wrong := _differences(after, files):
+    if wrong := sent.missing_in(after):
         raise HubError(
             f"{target.repo}@{commit} was made, but its {' and '.join(wrong)} is not what was sent; "
             "do not use that commit, push again"
@@ -219,9 +239,7 @@ def _publish(
     return commit
 
 
-def _made_anyway(
-    client: Client, target: Reference, head: str, files: Mapping[str, Path], error: HubError
-) -> str:
+def _made_anyway(client: Client, target: Reference, head: str, sent: Sent, error: HubError) -> str:
     """The commit that was made although its answer was lost; raises `error` if there is none."""
     cause = error.__cause__
     status = cause.response.status_code if isinstance(cause, HfHubHTTPError) else 0
@@ -229,7 +247,7 @@ def _made_anyway(
         raise error
     try:
         now = client.commit_of(target)
-        if now != head and not _differences(client.head(target.repo, now), files):
+        if now != head and not sent.missing_in(client.head(target.repo, now)):
             return now
     except HubError:
         raise error from None
@@ -238,10 +256,6 @@ def _made_anyway(
             f"{target} has moved to {now} since this push began; nothing was changed, push again"
         ) from error
     raise error
-
-
-def _differences(listing: Listing, files: Mapping[str, Path]) -> list[str]:
-    return [n for n, path in files.items() if n not in listing or not listing[n].is_at(path)]
 
 
 def _resolve_base(client: Client, model: Any, base: str | None) -> dict[str, str]:
