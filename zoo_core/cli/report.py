@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +11,7 @@ from zoo_core.cli import output
 from zoo_core.cli.data_options import data_options, tokenizer_of
 from zoo_core.cli.output import Cell
 from zoo_core.report.records import PARTS, Part
+from zoo_core.telling import told
 
 
 @click.command("report")
@@ -78,7 +76,7 @@ def command(
     if tokenizer is not None:
         how["tokenizer"] = tokenizer_of(tokenizer, needed=True)
     found: Any
-    with _told() as progress:
+    with told("measuring") as progress:
         if len(models) == 1:
             found = examine(models[0], data, progress=progress, **how)
         else:
@@ -93,15 +91,3 @@ def command(
         output.say(str(found))
     if target is not None:
         output.say("written to ", Cell(str(target), bold=True), stderr=json or markdown)
-
-
-@contextmanager
-def _told() -> Iterator[Callable[[str], None]]:
-    """Progress on a terminal's stderr, for work of minutes."""
-    if not sys.stderr.isatty():
-        yield lambda text: None
-        return
-    from rich.console import Console
-
-    with Console(stderr=True).status("measuring ...") as status:
-        yield lambda text: status.update(f"{text} ...")

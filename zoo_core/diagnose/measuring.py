@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -34,10 +32,9 @@ from zoo_core.fidelity.sources import Source, read
 from zoo_core.fidelity.training import to_device
 from zoo_core.patching import unwrap
 from zoo_core.plan import Layers
+from zoo_core.telling import Progress, silent, told
 
 PARTS: tuple[Part, ...] = get_args(Part)
-
-Progress = Callable[[str], None]
 
 
 def measure(
@@ -73,7 +70,7 @@ def measure(
     samples = encode(source, host, tokenizer=tokenizer, max_length=max_length, minimum=1)
     job = _Job(host, samples, layers, _separators(tokenizer, separators), batch_size, seed)
     report = Diagnosis(type(host).__name__, samples.description, len(samples))
-    with _told(progress) as job.tell:
+    with told("diagnosing", progress) as job.tell:
         for number, part in enumerate(chosen):
             try:
                 found = getattr(job, part)()
@@ -99,7 +96,7 @@ class _Job:
     ) -> None:
         self.host, self.samples, self.layers = host, samples, layers
         self.separators, self.batch_size, self.seed = separators, batch_size, seed
-        self.tell: Progress = _silent
+        self.tell: Progress = silent
 
     @torch.no_grad()
     def attention(self) -> tuple[AttentionScore, ...]:
@@ -176,19 +173,3 @@ def _separators(tokenizer: Any, given: Iterable[int] | None) -> list[int]:
         return list(given)
     found = getattr(tokenizer, "sep_token_id", None)
     return [] if found is None else [found]
-
-
-def _silent(text: str) -> None:
-    """Tell nobody."""
-
-
-@contextmanager
-def _told(progress: Progress | None) -> Iterator[Progress]:
-    """Where progress goes: to the caller, else to a terminal's stderr, else nowhere."""
-    if progress is not None or not sys.stderr.isatty():
-        yield progress or _silent
-        return
-    from rich.console import Console
-
-    with Console(stderr=True).status("diagnosing ...") as status:
-        yield lambda text: status.update(f"{text} ...")

@@ -6,9 +6,11 @@ Imports no torch, so that a report can be read where nothing is computed.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
+
+from zoo_core.plain import finite, table
 
 #: What a diagnosis is made of, in this order; each is a field of the report.
 Part = Literal["attention", "rank", "lipschitz", "depth", "sensitivity"]
@@ -187,7 +189,7 @@ class Diagnosis:
 
     def as_dict(self) -> dict[str, Any]:
         """The report as a JSON object; what is not a number is null."""
-        plain: dict[str, Any] = _finite({**asdict(self), "warnings": self.warnings})
+        plain: dict[str, Any] = finite({**asdict(self), "warnings": self.warnings})
         return plain
 
     def __str__(self) -> str:
@@ -251,19 +253,6 @@ class Diagnosis:
         ]
 
 
-def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Aligned lines: the first column to the left, the others to the right."""
-    lines = [heads, *rows]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return [
-        "  ".join(
-            cell.ljust(wide) if index == 0 else cell.rjust(wide)
-            for index, (cell, wide) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    ]
-
-
 def _by_text(heads: Sequence[HeadScore]) -> dict[str, list[int]]:
     """Each warning with the numbers of the heads it is about."""
     found: dict[str, list[int]] = {}
@@ -277,12 +266,3 @@ def _number(value: float) -> str:
     if math.isnan(value):
         return "-"
     return f"{value:.1e}" if value != 0 and not 1e-3 <= abs(value) < 1e4 else f"{value:.3f}"
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no NaN."""
-    if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -6,10 +6,11 @@ Imports no torch, so that a report can be read where nothing is computed.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+from zoo_core.plain import finite, table
 
 # What a score is called in tables, and what a model that is not touched gets.
 SCORES = {
@@ -71,16 +72,16 @@ class Retention:
         text = [
             f"retention on {self.samples} samples of {self.data}",
             "",
-            *_table(heads, [_row(*row) for row in rows]),
+            *table(heads, [_row(*row) for row in rows]),
         ]
         if self.layers:
             heads = ("layer", "error", "95 % interval", "uniform", "cosine of its input")
-            text += ["", *_table(heads, map(_layer_row, self.layers))]
+            text += ["", *table(heads, map(_layer_row, self.layers))]
         return "\n".join(text)
 
     def as_dict(self) -> dict[str, Any]:
         """The report as a JSON object; what is not a number is null."""
-        plain: dict[str, Any] = _finite(asdict(self))
+        plain: dict[str, Any] = finite(asdict(self))
         return plain
 
     def picture(self, path: str | Path) -> None:
@@ -121,17 +122,17 @@ class Report:
             f"{self.trained:,} weights trained (train={self.settings['train']!r}); measured on "
             f"{self.after.samples} samples that were held out"
         )
-        text = [head, "", *_table(heads, rows)]
+        text = [head, "", *table(heads, rows)]
         if self.after.layers:
             pairs = zip(self.before.layers, self.after.layers, strict=True)
             layers = [(old.path, *_numbers(old.error.value, new.error)) for old, new in pairs]
             shown = ("error of a layer's output", "before", "after", "uniform")
-            text += ["", *_table(shown, layers)]
+            text += ["", *table(shown, layers)]
         return "\n".join([*text, *(f"\nnote: {note}" for note in self.notes)])
 
     def as_dict(self) -> dict[str, Any]:
         """The report as a JSON object."""
-        plain: dict[str, Any] = _finite(
+        plain: dict[str, Any] = finite(
             {**asdict(self), "before": self.before.as_dict(), "after": self.after.as_dict()}
         )
         return plain
@@ -183,25 +184,3 @@ def _interval(score: Estimate) -> str:
 
 def _number(value: float) -> str:
     return "-" if math.isnan(value) else f"{value:.3f}"
-
-
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Aligned lines: the first column to the left, numbers to the right."""
-    lines = [heads, *rows]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return [
-        "  ".join(
-            cell.ljust(wide) if index == 0 else cell.rjust(wide)
-            for index, (cell, wide) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    ]
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no NaN."""
-    if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

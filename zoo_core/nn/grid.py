@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
@@ -101,7 +102,7 @@ def attend_along(
     return cells_of(out, axis, shape)
 
 
-class GridAttention(nn.Module):
+class GridAttention(nn.Module, ABC):
     """Attention whose cells see what a subclass says, and whose prefix sees every token.
 
     A subclass has `name`, and `attend_cells`. It holds no N x N tensor if `attend_cells` does not.
@@ -129,6 +130,7 @@ class GridAttention(nn.Module):
         first = softmax.attend(first_q, k, v, Context(), scale=self.scale, dropout=dropout)
         return grid.join(first, cells)
 
+    @abstractmethod
     def attend_cells(
         self,
         q: Tensor,
@@ -142,4 +144,3 @@ class GridAttention(nn.Module):
         prefix: its keys and values (B, H, P, width), None where there is none.
         dropout: probability on the weights, 0 in eval mode.
         """
-        raise NotImplementedError

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from zoo_core.diagnose.reports import table as aligned
+from zoo_core.plain import table as aligned
 from zoo_core.report.records import Cells
 
 #: How a line looks: what the page is about, the two ends of its scale, and others.

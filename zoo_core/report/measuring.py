@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
@@ -33,6 +33,7 @@ from zoo_core.report.racing import QUICK, race
 from zoo_core.report.records import PARTS, LayerMap, Part, Report, Speed
 from zoo_core.report.seeing import layer_maps
 from zoo_core.report.words import NOT_ASKED
+from zoo_core.telling import Progress, silent
 
 #: "quick" leaves out what takes a backward pass for each layer, or many runs.
 Depth = Literal["quick", "full"]
@@ -42,8 +43,6 @@ _DIAGNOSED: dict[Depth, tuple[DiagnosisPart, ...]] = {
 }
 _EFFORTS = {"quick": QUICK, "full": Effort()}
 _DIAGNOSED_SAMPLES = 8
-
-Progress = Callable[[str], None]
 
 
 def examine(
@@ -76,7 +75,7 @@ def examine(
     Ctrl-C leaves out once one is done. Raises ZooError for a model or data that cannot be used.
     """
     wanted = _checked(parts, effort)
-    tell = progress or _silent
+    tell = progress or silent
     directory = Path(model) if isinstance(model, str | Path) else None
     if directory is not None:
         tell(f"loading {model}")
@@ -202,7 +201,3 @@ def _manifest(directory: Path | None) -> Manifest | None:
         config = adopting.read_config(directory)
         return adopting.manifest_of(config, layout.CONFIG) if config else None
     return read_manifest(directory)
-
-
-def _silent(text: str) -> None:
-    """Tell nobody."""

@@ -15,6 +15,7 @@ from zoo_core.bench.rows import Ratio, Row
 from zoo_core.checkpoint.manifest import Manifest
 from zoo_core.diagnose.reports import Diagnosis
 from zoo_core.fidelity.reports import Retention
+from zoo_core.plain import finite
 
 if TYPE_CHECKING:
     from zoo_core.inspection import ModelReport
@@ -222,15 +223,6 @@ class Comparison:
         from zoo_core.report.rendering import write
 
         return write(self.page(), path)
-
-
-def finite(value: Any) -> Any:
-    """The same for JSON, which has no NaN."""
-    if isinstance(value, Mapping):
-        return {key: finite(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _without_cells(one: LayerMap) -> dict[str, Any]:
