@@ -5,33 +5,16 @@ from __future__ import annotations
 import json
 
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 import zoo_core
 from zoo_core.checkpoint import read_manifest
 from zoo_core.hub.card import card, metadata
 
-SMALL = {
-    "num_hidden_layers": 2,
-    "hidden_size": 16,
-    "num_attention_heads": 2,
-    "intermediate_size": 16,
-    "vocab_size": 30,
-    "max_position_embeddings": 32,
-}
-
 
 @pytest.fixture
-def directory(tmp_path):
-    words = {word: n for n, word in enumerate(["[PAD]", "[UNK]", *"abcdefghijkl"])}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    known = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]"
-    )
-    model = zoo_core.build("bert", "linformer", options={"rank": 4}, seed=0, **SMALL)
-    zoo_core.save(model, tmp_path / "model", tokenizer=known)
+def directory(tmp_path, small_bert, letters):
+    model = zoo_core.build("bert", "linformer", options={"rank": 4}, seed=0, **small_bert)
+    zoo_core.save(model, tmp_path / "model", tokenizer=letters)
     return tmp_path / "model"
 
 

@@ -5,32 +5,15 @@ from __future__ import annotations
 import json
 
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 import zoo_core
 
-SMALL = {
-    "num_hidden_layers": 2,
-    "hidden_size": 16,
-    "num_attention_heads": 2,
-    "intermediate_size": 16,
-    "vocab_size": 30,
-    "max_position_embeddings": 32,
-}
-
 
 @pytest.fixture
-def directories(tmp_path):
-    words = {word: n for n, word in enumerate(["[PAD]", "[UNK]", *"abcdefghijkl"])}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    known = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]"
-    )
+def directories(tmp_path, small_bert, letters):
     for name in ("local", "uniform"):
         zoo_core.save(
-            zoo_core.build("bert", name, seed=0, **SMALL), tmp_path / name, tokenizer=known
+            zoo_core.build("bert", name, seed=0, **small_bert), tmp_path / name, tokenizer=letters
         )
     return tmp_path
 
