@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 from torch import Tensor
@@ -82,3 +84,35 @@ def test_the_papers_epsilon_is_negligible(attention) -> None:
     features, keys = phi(q), phi(k)
     with_epsilon = features @ (keys.mT @ v) / (features @ keys.sum(-2)[..., None] + 1e-6)
     assert_close(attention(q, k, v, Context()), with_epsilon, rtol=1e-6, atol=1e-8)
+
+
+def test_hedgehog_features_are_two_softmaxes_of_a_learned_mix() -> None:
+    site = Site(heads=2, head_dim=8, dim=16, scale=0.25)
+    attention = LINEAR.factory(site, LINEAR.options(feature_map="hedgehog")).double()
+    torch.nn.init.normal_(attention.mix)
+    q, k, v = inputs(9)
+    wanted = torch.empty_like(q)
+    for b, h, i in product(range(2), range(2), range(9)):
+        query = learned(q[b, h, i], attention.mix[h])
+        shares = [query @ learned(k[b, h, j], attention.mix[h]) for j in range(9)]
+        total = sum(shares)
+        wanted[b, h, i] = sum(share / total * v[b, h, j] for j, share in enumerate(shares))
+    assert_close(attention(q, k, v, Context()), wanted, rtol=0, atol=1e-14)
+
+
+def learned(x: Tensor, mix: Tensor) -> Tensor:
+    """A feature vector of one head at scale 0.25: x / sqrt(0.25) = 2 x."""
+    y = torch.einsum("d,de->e", 2 * x, mix)
+    up, down = y.exp(), (-y).exp()
+    return torch.cat([up / up.sum(), down / down.sum()])
+
+
+def test_untrained_hedgehog_is_nearer_to_softmax_than_elu() -> None:
+    q, k, v = inputs(64)
+    softmax = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+    errors = {}
+    for feature_map in ("elu", "hedgehog"):
+        site = Site(heads=2, head_dim=8, dim=16, scale=8**-0.5)
+        attention = LINEAR.factory(site, LINEAR.options(feature_map=feature_map)).double()
+        errors[feature_map] = (attention(q, k, v, Context()) - softmax).square().mean()
+    assert errors["hedgehog"] < 0.8 * errors["elu"]

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from zoo_core import Mechanism, Options, Paper, Site, Supports, hookimpl
+from zoo_core import Mechanism, Options, Paper, Site, Supports, hookimpl, option
 
 if TYPE_CHECKING:
     from zoo_attention.linear.attention import LinearAttention
@@ -14,14 +14,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class LinearOptions(Options):
-    """None: the feature map is fixed."""
+    """Which feature map."""
+
+    feature_map: str = option(
+        "elu",
+        choices=("elu", "hedgehog"),
+        help="elu(x) + 1 as in the paper; or learned, [softmax(Wx), softmax(-Wx)], to imitate "
+        "softmax attention",
+    )
 
 
 def build(site: Site, options: LinearOptions) -> LinearAttention:
     """Build the module for one site."""
     from zoo_attention.linear.attention import LinearAttention
 
-    return LinearAttention()
+    return LinearAttention(site, options)
 
 
 LINEAR = Mechanism(
