@@ -4,11 +4,15 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from zoo_core.nn import collisions
 
 HEADS, HASHES = 2, 3
+
+
+def randn(length: int, width: int) -> Tensor:
+    return torch.randn(2, 3, length, width, dtype=torch.float64)
 
 
 def tokens(length: int, batch: int = 1, width: int = 4) -> Tensor:
@@ -47,3 +51,30 @@ def test_the_chance_of_equal_codes_is_that_of_the_angle() -> None:
     codes = collisions.sign_codes(x, torch.randn(1, 40_000, 2, 3))[0, 0]
     share = (codes[:, 0] == codes[:, 1]).float().mean().item()
     assert share == pytest.approx((1 - 0.5 / math.pi) ** 3, abs=0.01)
+
+
+class TestExpected:
+    @pytest.mark.parametrize("few", [False, True], ids=["at-once", "few-at-a-time"])
+    @pytest.mark.parametrize("bits", [1, 2, 3, 10], ids=lambda n: f"{n}-bits")
+    def test_it_and_its_gradients_are_those_of_the_formula(
+        self, bits: int, few: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        if few:  # 3 of the 10 queries of one head at a time
+            monkeypatch.setattr(collisions, "PAIRS_ON_CPU", 2 * 3 * 13)
+        q, k = (nn.functional.normalize(randn(n, 5), dim=-1).requires_grad_() for n in (10, 13))
+        v = randn(13, 4).requires_grad_()
+        weights = (1 - (q @ k.mT).acos() / math.pi) ** bits
+        outs = collisions.expected(q, k, v, bits=bits), weights @ v
+        torch.testing.assert_close(*outs, rtol=0, atol=1e-12)
+        upstream = randn(10, 4)
+        pairs = (torch.autograd.grad(out, (q, k, v), upstream) for out in outs)
+        for ours, theirs in zip(*pairs, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
+
+    def test_equal_vectors_weigh_one_and_have_no_slope(self) -> None:
+        q = nn.functional.normalize(randn(1, 5), dim=-1).requires_grad_()
+        k = q.detach().clone().requires_grad_()
+        out = collisions.expected(q, k, torch.ones(2, 3, 1, 1, dtype=torch.float64), bits=4)
+        torch.testing.assert_close(out, torch.ones_like(out), rtol=0, atol=0.01)
+        for gradient in torch.autograd.grad(out.sum(), (q, k)):
+            assert (gradient == 0).all()

@@ -73,34 +73,6 @@ class TestWindows:
         seen = lay_out(queries, keys, before=0)
         assert seen.key[0, 0, 0].tolist() == [[0, 1, 2, 3], [0, 1, 2, 3], [6, 7, 8, 9]]
 
-    @pytest.mark.parametrize("length", [1, 3, 4, 13, 30])
-    def test_meetings_are_counted_pair_by_pair(self, length: int) -> None:
-        queries, keys = random_buckets(length, 4), random_buckets(length, 4).flip(-1)
-        seen = lay_out(queries, keys, after=1)
-        pairs: list[set[tuple[int, int]]] = []
-        for chunks, windows in zip(seen.query[0, 0], seen.key[0, 0], strict=True):
-            sorted_by_chunk = list(zip(chunks.tolist(), windows.tolist(), strict=True))
-            # The last chunk is filled up with tokens that come from elsewhere.
-            left = [length - 4 * c for c in range(len(sorted_by_chunk))]
-            pairs.append(
-                {
-                    (i, j)
-                    for (chunk, window), n in zip(sorted_by_chunk, left, strict=True)
-                    for i in chunk[:n]
-                    for j in window
-                }
-            )
-        met = seen.meetings()[0, 0]
-        for r, own in enumerate(pairs):
-            counted = {
-                (seen.query[0, 0, r, c, p].item(), seen.key[0, 0, r, c, w].item()): met[r, c, p, w]
-                for c, p, w in torch.cartesian_prod(*map(torch.arange, met.shape[1:])).tolist()
-            }
-            for pair in own:
-                assert counted[pair] == sum(pair in other for other in pairs)
-        dense = {tuple(pair) for pair in seen.dense()[0, 0].nonzero().tolist()}
-        assert dense == set.union(*pairs)
-
     def test_padding_moves_no_window(self) -> None:
         queries, keys = random_buckets(13, 4), random_buckets(13, 4).flip(-1)
         alone = lay_out(queries, keys).dense()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 #: Tokens per cluster that k-means looks at; more of them hardly move the centroids.
@@ -18,7 +19,8 @@ SAMPLE = 16
 def pick(x: Tensor, index: Tensor) -> Tensor:
     """Rows of x (B, H, N, D) by index (B, H, M): (B, H, M, D).
 
-    It copies whole rows, which `gather` does not: that takes several times longer.
+    It copies whole rows, which `gather` does not: that takes several times longer. So does the
+    derivative of `index_select`, compared with that of `embedding`.
     """
     batch, heads, length, _ = x.shape
     sample = torch.arange(batch, device=x.device)[:, None, None]
@@ -28,7 +30,7 @@ def pick(x: Tensor, index: Tensor) -> Tensor:
     else:  # hosts keep tokens before heads; flattened in that order nothing is copied
         x = x.transpose(1, 2)
         row = (sample * length + index) * heads + head
-    return x.flatten(0, 2).index_select(0, row.flatten()).view(*index.shape, -1)
+    return F.embedding(row, x.flatten(0, 2))
 
 
 def spread(x: Tensor, key_padding: Tensor | None, number: int) -> tuple[Tensor, Tensor | None]:
@@ -63,7 +65,7 @@ def cluster(
     number = min(number, x.shape[-2])
     with torch.autocast(x.device.type, enabled=False):
         index = kmeans(x, key_padding, number, iterations)
-        return index, _means(x, _members(index, key_padding, number), empty=x.new_zeros(()))
+        return index, _means(x, _members(x, index, key_padding, number), empty=x.new_zeros(()))
 
 
 @torch.no_grad()
@@ -79,7 +81,7 @@ def kmeans(x: Tensor, key_padding: Tensor | None, number: int, iterations: int) 
     position, used = spread(points, real, number)
     centroids = pick(points, position[:, None].expand(-1, x.shape[1], -1))
     for _ in range(iterations):
-        members = _members(_nearest(points, centroids, used), real, number)
+        members = _members(points, _nearest(points, centroids, used), real, number)
         centroids = _means(points, members, empty=centroids)
     return _nearest(x, centroids, used)
 
@@ -93,17 +95,20 @@ def _nearest(x: Tensor, centroids: Tensor, used: Tensor | None) -> Tensor:
     return (x @ centroids.mT).sub_(offset[..., None, :]).argmax(-1)
 
 
-def _members(index: Tensor, key_padding: Tensor | None, number: int) -> Tensor:
-    """Which real tokens each of `number` clusters holds, bool (B, H, C, N)."""
-    members = index[..., None, :] == torch.arange(number, device=index.device)[:, None]
-    return members if key_padding is None else members & key_padding[:, None, None]
+def _members(x: Tensor, index: Tensor, key_padding: Tensor | None, number: int) -> Tensor:
+    """Which of `number` clusters each real token is in: 1 there, otherwise 0, (B, H, N, C).
+
+    x: the tokens, for their dtype.
+    """
+    one = x.new_ones(()) if key_padding is None else key_padding.to(x.dtype)[:, None, :, None]
+    members = x.new_zeros(*index.shape, number)
+    return members.scatter_(-1, index[..., None], one.expand(*index.shape, 1))
 
 
 def _means(x: Tensor, members: Tensor, empty: Tensor) -> Tensor:
-    """Means (B, H, C, D) of the members (B, H, C, N) among the rows of x; `empty` without any."""
-    members = members.to(x.dtype)
-    size = members.sum(-1, keepdim=True)
-    return torch.where(size > 0, (members @ x) / size.clamp(min=1), empty)
+    """Means (B, H, C, D) of the members (B, H, N, C) among the rows of x; `empty` without any."""
+    size = members.sum(-2)[..., None]
+    return torch.where(size > 0, (members.mT @ x) / size.clamp(min=1), empty)
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,9 +132,8 @@ class Groups:
         """Undo `split`: (B, H, M, size, E) to (B, H, N, E), tokens before heads in memory."""
         batch, heads, blocks, size, width = x.shape
         first = torch.arange(batch * heads, device=x.device).view(batch, 1, heads) * blocks * size
-        row = (first + self.place.transpose(1, 2)).flatten()
-        joined = x.reshape(-1, width).index_select(0, row)
-        return joined.view(batch, -1, heads, width).transpose(1, 2)
+        row = first + self.place.transpose(1, 2)
+        return F.embedding(row, x.reshape(-1, width)).transpose(1, 2)
 
 
 def group(index: Tensor, number: int, size: int) -> Groups:

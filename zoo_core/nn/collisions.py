@@ -1,16 +1,26 @@
 """Collisions of hashes: a query takes the sum of the values of the keys that share its code.
 
 The share of the hashes under which a query and a key collide is then the weight of the key, a mean
-of Bernoulli trials. Sums go code by code, in time and memory linear in the tokens.
+of Bernoulli trials. Sums go code by code, in time and memory linear in the tokens. The probability
+itself takes every pair of them, a block of pairs at a time.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+#: Cosines are kept this far from 1 and -1, where acos has no derivative and rounding no mercy.
+MARGIN = 1e-6
+
+#: Pairs of a query and a key in one block: those that fit a cache; others just have to fit.
+PAIRS_ON_CPU, PAIRS_ELSEWHERE = 1 << 18, 1 << 26
 
 #: Columns of the values that the derivative of `sampled` multiplies with whole vectors at once.
 COLUMNS = 8
@@ -94,6 +104,84 @@ class _Sampled(torch.autograd.Function):
         grad_q = rate * _contracted(query_codes, key_codes, grad, v, k, number)
         grad_k = rate * _contracted(key_codes, query_codes, v, grad, q, number)
         return grad_q, grad_k, grad_v, None, None, None
+
+
+def expected(q: Tensor, k: Tensor, v: Tensor, *, bits: int) -> Tensor:
+    """What `sampled` tends to: sum_j w_ij v_j, w_ij = (1 - acos(q_i . k_j) / pi) ** bits.
+
+    q (B, H, L, D) and k (B, H, S, D): unit vectors. v (B, H, S, E). In time L * S, in memory L + S,
+    the backward included. Its derivative is the true one, but 0 within MARGIN of |q_i . k_j| = 1.
+    """
+    if torch.compiler.is_compiling():  # single operations fuse, and there is no loop to unroll
+        chance = _chance((q @ k.mT).clamp(MARGIN - 1, 1 - MARGIN))
+        return _power(chance, bits) @ v
+    out: Tensor = _Expected.apply(q, k, v, bits)
+    return out
+
+
+class _Expected(torch.autograd.Function):
+    """See `expected`."""
+
+    @staticmethod
+    def forward(q: Tensor, k: Tensor, v: Tensor, bits: int) -> Tensor:
+        out = q.new_empty(*q.shape[:-1], v.shape[-1])
+        for heads, rows in _blocks(q, k):
+            cosines = (q[:, heads, rows] @ k[:, heads].mT).clamp_(MARGIN - 1, 1 - MARGIN)
+            out[:, heads, rows] = _power(_chance(cosines), bits) @ v[:, heads]
+        return out
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        *tensors, ctx.bits = inputs
+        ctx.save_for_backward(*tensors)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v = ctx.saved_tensors
+        grad_q, grad_k, grad_v = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        for heads, rows in _blocks(q, k):
+            queries, keys, some = q[:, heads, rows], k[:, heads], grad[:, heads, rows]
+            cosines = queries @ keys.mT
+            clamped = cosines.clamp(MARGIN - 1, 1 - MARGIN)
+            chance = _chance(clamped)
+            # d w / d cosine = bits * chance ** (bits - 1) / (pi * sqrt(1 - cosine ** 2))
+            powers = _power(chance, ctx.bits - 1)
+            slope = clamped.square_().neg_().add_(1).rsqrt_().mul_(ctx.bits / math.pi)
+            slope.mul_(powers).mul_(some @ v[:, heads].mT)
+            slope = torch.ops.aten.hardtanh_backward(slope, cosines, MARGIN - 1, 1 - MARGIN)
+            grad_q[:, heads, rows] = slope @ keys
+            grad_k[:, heads] += slope.mT @ queries
+            grad_v[:, heads] += powers.mul_(chance).mT @ some
+        return grad_q, grad_k, grad_v, None
+
+
+def _blocks(q: Tensor, k: Tensor) -> Iterator[tuple[slice, slice]]:
+    """Heads and queries to take at a time, with all keys."""
+    batch, heads, length, _ = q.shape
+    pairs = (PAIRS_ON_CPU if q.device.type == "cpu" else PAIRS_ELSEWHERE) // batch
+    some = max(1, pairs // (length * k.shape[-2]))
+    rows = max(1, pairs // (min(some, heads) * k.shape[-2]))
+    for head in range(0, heads, some):
+        for row in range(0, length, rows):
+            yield slice(head, head + some), slice(row, row + rows)
+
+
+def _chance(cosines: Tensor) -> Tensor:
+    """Chance that a random plane has two vectors on one side: 1 - angle / pi."""
+    return torch.rsub(cosines.acos(), 1, alpha=1 / math.pi)
+
+
+def _power(x: Tensor, exponent: int) -> Tensor:
+    """x ** exponent, by squares: `pow` takes several times longer."""
+    power = None
+    while exponent:
+        if exponent % 2:
+            power = x if power is None else power * x
+        exponent //= 2
+        if exponent:
+            x = x * x
+    return torch.ones_like(x) if power is None else power
 
 
 def _contracted(

@@ -1,8 +1,8 @@
 """Locality-sensitive hashing: near vectors often meet in a bucket, so that few pairs are compared.
 
 Sorted by bucket and cut into chunks, queries attend to a window of the keys sorted likewise; the
-union over several rounds of hashing finds what one of them misses. Where meeting in a bucket is
-itself the weight, see `zoo_core.nn.collisions`.
+union over several rounds of hashing finds what one of them misses, see `zoo_core.nn.rounds`. Where
+meeting in a bucket is itself the weight, see `zoo_core.nn.collisions`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from zoo_core.nn import masks, softmax
-from zoo_core.nn.clustering import pick
 
 #: Score of a key that counts only where there is no other.
 LAST_RESORT = -1e5
@@ -30,7 +29,14 @@ def buckets(x: Tensor, rotations: Tensor, number: int) -> Tensor:
     # One product for all rounds: a broadcast one would copy x for each of them.
     turned = x @ rotations.to(x.dtype).transpose(1, 2).flatten(2)
     turned = turned.view(*x.shape[:-1], rounds, -1)
-    return torch.cat([turned, -turned], -1)[..., :number].argmax(-1).mT.contiguous()
+    # Of either sign, there is half as much to compare.
+    far = turned.abs()
+    if number % 2:  # the last column has no opposite
+        far[..., -1] = turned[..., -1]
+    nearest = far.argmax(-1, keepdim=True)
+    found = nearest + (turned.gather(-1, nearest) < 0) * turned.shape[-1]
+    # A single bucket is the nearest even where it lies on the other side.
+    return found.clamp(max=number - 1).squeeze(-1).mT.contiguous()
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,26 +57,21 @@ class Windows:
     place: Tensor
     first: Tensor
 
-    def meetings(self) -> Tensor:
-        """In how many rounds each query of a chunk sees each key of its window, (B, H, R, C, P, W).
-
-        At least 1: it does so in this one.
-        """
-        place, first = self.place.int(), self.first.int()
-        met = torch.ones(*self.query.shape, self.key.shape[-1], device=place.device)
-        for shift in range(1, self.key.shape[2]):
-            # Every round beside the one that comes `shift` rounds before it.
-            keys = place.roll(shift, 2).gather(-1, self.key.flatten(3)).view_as(self.key)
-            starts = first.roll(shift, 2).gather(-1, self.query.flatten(3)).view_as(self.query)
-            met += self._inside(keys[..., None, :] - starts[..., None])
-        return met
+    def heads(self, some: slice) -> Windows:
+        """The same of some heads only."""
+        return Windows(
+            query=self.query[:, some],
+            key=self.key[:, some],
+            real=None if self.real is None else self.real[:, some],
+            row=self.row[:, some],
+            place=self.place[:, some],
+            first=self.first[:, some],
+        )
 
     def dense(self) -> Tensor:
         """Which keys each query sees in any round, bool (B, H, N, N), padding among them."""
-        return self._inside(self.place[..., None, :] - self.first[..., None]).any(2)
-
-    def _inside(self, offset: Tensor) -> Tensor:
-        return (offset >= 0) & (offset < self.key.shape[-1])
+        offset = self.place[..., None, :] - self.first[..., None]
+        return ((offset >= 0) & (offset < self.key.shape[-1])).any(2)
 
 
 @torch.no_grad()
@@ -120,47 +121,6 @@ def windows(
     )
 
 
-def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    seen: Windows,
-    *,
-    scale: float,
-    spare_self: bool = False,
-    dropout: float = 0.0,
-) -> Tensor:
-    """Softmax attention of each query over the union of its windows, (B, H, N, E), at least fp32.
-
-    q, k (B, H, N, D), v (B, H, N, E); k and v must be finite at padding. Each round computes its
-    own softmax, and the rounds are weighed by their denominators; a key that a query sees in
-    several rounds has its share split among them, which makes the union exact.
-    spare_self: a token sees itself only where there is nothing else to see.
-    """
-    wide = torch.promote_types(q.dtype, torch.float32)
-    rounds = seen.query.shape[2]
-    queries = _lay_out(q.to(wide) * scale, seen.query)
-    keys, values = (_lay_out(x.to(wide), seen.key) for x in (k, v))
-    scores = queries @ keys.mT
-    if spare_self:
-        own = seen.query[..., None] == seen.key[..., None, :]
-        scores = scores.masked_fill_(own, LAST_RESORT)
-    if seen.real is not None:
-        scores = scores.masked_fill_(~seen.real[..., None, :], torch.finfo(wide).min)
-    peak = scores.detach().amax(-1, keepdim=True)
-    powers = scores.sub_(peak).exp_()
-    if rounds > 1:
-        powers = powers / seen.meetings()
-    total = powers.sum(-1, keepdim=True)
-    out, mass = (F.dropout(powers, dropout) @ values) / total, peak + total.log()
-
-    # Each round's rows, back in the order of the tokens.
-    rows = torch.arange(rounds, device=q.device)[:, None] * seen.query.shape[3:].numel() + seen.row
-    out, mass = (pick(x.flatten(2, 4), rows.flatten(2)).view(*rows.shape, -1) for x in (out, mass))
-    mixed: Tensor = (out * mass.softmax(2)).sum(2)
-    return mixed
-
-
 def weights(
     q: Tensor,
     k: Tensor,
@@ -170,7 +130,7 @@ def weights(
     scale: float,
     spare_self: bool = False,
 ) -> Tensor:
-    """The attention map (B, H, N, N) of `attend`, dense: for looking, not for running."""
+    """The attention map (B, H, N, N) of `rounds.attend`, dense: for looking, not for running."""
     wide = torch.promote_types(q.dtype, torch.float32)
     scores = (q.to(wide) * scale) @ k.to(wide).mT
     if spare_self:
@@ -187,11 +147,6 @@ def centred(x: Tensor, key_padding: Tensor | None) -> Tensor:
     wide = torch.promote_types(x.dtype, torch.float32)
     real = masks.count(key_padding, x).clamp(min=1)[:, None, None, None]
     return x.to(wide) - x.sum(-2, keepdim=True, dtype=wide) / real
-
-
-def _lay_out(x: Tensor, token: Tensor) -> Tensor:
-    """Rows of x (B, H, N, D) by token (B, H, R, C, P): (B, H, R, C, P, D)."""
-    return pick(x, token.flatten(2)).view(*token.shape, -1)
 
 
 @dataclass(frozen=True, eq=False)

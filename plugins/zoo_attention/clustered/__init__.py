@@ -38,7 +38,7 @@ CLUSTERED = Mechanism(
     family="clustering",
     formula="softmax(scale q_mean k^T) v, q_mean = mean of the queries in the cluster",
     paper=Paper(title="Fast Transformers with Clustered Attention", year=2020, arxiv="2007.04825"),
-    time="n*clusters*d",
+    time="(2*n + iterations*min(n, 16*clusters))*clusters*d",
     memory="n*(clusters+d)",
     supports=Supports(key_padding=True, weights=True),
     options=ClusteredOptions,

@@ -42,7 +42,7 @@ IMPROVED_CLUSTERED = Mechanism(
     family="clustering",
     formula="s softmax_T(scale q k_T^T) v_T + A_rest v_rest, A = softmax(scale q_mean k^T)",
     paper=Paper(title="Fast Transformers with Clustered Attention", year=2020, arxiv="2007.04825"),
-    time="n*(clusters+topk)*d",
+    time="((2*n + iterations*min(n, 16*clusters))*clusters + n*topk)*d",
     memory="n*(clusters+d)",
     supports=Supports(key_padding=True, weights=True),
     options=ImprovedClusteredOptions,
@@ -50,7 +50,7 @@ IMPROVED_CLUSTERED = Mechanism(
     factory=build,
     exact_at=exact_at,
     deviations="k-means on the queries, not on 63 sign bits of them; 3 steps, not 10, from evenly "
-    "spaced tokens and on at most 32 tokens per cluster; dropout on the exact weights only",
+    "spaced tokens and on at most 16 tokens per cluster; dropout on the exact weights only",
 )
 
 

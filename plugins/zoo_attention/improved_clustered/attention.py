@@ -63,10 +63,9 @@ class ImprovedClusteredAttention(nn.Module):
         with torch.autocast(q.device.type, enabled=False):
             keys = self._top_keys(q, k, ctx.key_padding)
             # So few keys cost less in whole rows than copied for each block of queries.
-            if q.shape[-2] <= self.clusters * self.topk // 4:
-                weights = self._weights(q, k, keys, dropout)
-                return (weights @ v.to(weights.dtype)).to(v.dtype)
-            return self._in_blocks(q, k, v, keys, dropout).to(v.dtype)
+            few = q.shape[-2] <= self.clusters * self.topk // 4
+            attend = self._in_rows if few else self._in_blocks
+            return attend(q, k, v, keys, dropout).to(v.dtype)
 
     def attention_map(self, q: Tensor, k: Tensor, ctx: Context) -> Tensor:
         """The weights (B, H, N, N)."""
@@ -89,13 +88,30 @@ class ImprovedClusteredAttention(nn.Module):
             rest=weights.scatter(-1, top, 0),
         )
 
-    def _weights(self, q: Tensor, k: Tensor, keys: TopKeys, dropout: float = 0.0) -> Tensor:
+    def _weights(self, q: Tensor, k: Tensor, keys: TopKeys) -> Tensor:
         """The weights of every query (B, H, N, N), in at least fp32."""
         top, share, rest = (pick(x, keys.cluster) for x in (keys.top, keys.share, keys.rest))
         real = None if keys.real is None else pick(keys.real, keys.cluster)
         scores = (q.to(rest.dtype) * self.scale) @ k.to(rest.dtype).mT
         own = softmax.masked_softmax(scores.gather(-1, top), real)
-        return rest.scatter_(-1, top, share * F.dropout(own, dropout))
+        return rest.scatter_(-1, top, share * own)
+
+    def _in_rows(self, q: Tensor, k: Tensor, v: Tensor, keys: TopKeys, dropout: float) -> Tensor:
+        """Attend to all keys, of which a mask leaves those at the top."""
+        low, shape = torch.finfo(q.dtype).min, keys.rest.shape
+        seen = 0.0 if keys.real is None else q.new_zeros(()).where(keys.real, low)
+        mask = q.new_full(shape, low).scatter_(-1, keys.top, seen)
+        own = F.scaled_dot_product_attention(
+            q,
+            k.to(q.dtype),
+            v.to(q.dtype),
+            attn_mask=pick(mask, keys.cluster),
+            dropout_p=dropout,
+            scale=self.scale,
+        )
+        rest = keys.rest @ v.to(keys.rest.dtype)
+        share, rest = pick(torch.cat([keys.share, rest], -1), keys.cluster).tensor_split([1], -1)
+        return torch.addcmul(rest, share, own.to(rest.dtype))
 
     def _in_blocks(self, q: Tensor, k: Tensor, v: Tensor, keys: TopKeys, dropout: float) -> Tensor:
         """Attend block by block, each of queries of one cluster, to a copy of its top keys."""

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo_core import Context, Site
-from zoo_core.nn import hashing, masks
+from zoo_core.nn import hashing, masks, rounds
 
 if TYPE_CHECKING:
     from zoo_attention.lsh import LSHOptions
@@ -52,7 +52,7 @@ class LSHAttention(nn.Module):
         dropout = self.dropout if self.training else 0.0
         with torch.autocast(q.device.type, enabled=False):
             seen = self._windows(q, k, ctx)
-            out = hashing.attend(q, k, v, seen, scale=self.scale, dropout=dropout)
+            out = rounds.attend(q, k, v, seen, scale=self.scale, dropout=dropout)
         return out.to(v.dtype)
 
     def attention_map(self, q: Tensor, k: Tensor, ctx: Context) -> Tensor:

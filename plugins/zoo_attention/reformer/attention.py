@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zoo_core import Context, Site
-from zoo_core.nn import hashing, masks
+from zoo_core.nn import hashing, masks, rounds
 
 if TYPE_CHECKING:
     from zoo_attention.reformer import ReformerOptions
@@ -55,7 +55,7 @@ class ReformerAttention(nn.Module):
         with torch.autocast(q.device.type, enabled=False):
             keys = _unit(q)
             seen = self._windows(keys, ctx)
-            out = hashing.attend(q, keys, v, seen, scale=1.0, spare_self=True, dropout=dropout)
+            out = rounds.attend(q, keys, v, seen, scale=1.0, spare_self=True, dropout=dropout)
         return out.to(v.dtype)
 
     def attention_map(self, q: Tensor, k: Tensor, ctx: Context) -> Tensor:

@@ -55,7 +55,7 @@ YOSO = Mechanism(
         arxiv="2111.09714",
     ),
     time="n**2*d",
-    memory="n**2",
+    memory="n*d",
     supports=Supports(key_padding=True, cross=True, linear_in_v=False),
     options=YosoOptions,
     swap="approximate",

@@ -21,7 +21,6 @@ Exact when: never; the weights know angles only, not the lengths of queries and 
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -33,9 +32,6 @@ from zoo_core.nn import collisions, kernels, masks
 
 if TYPE_CHECKING:
     from zoo_attention.yoso import YosoOptions
-
-#: Cosines are kept this far from 1 and -1, where acos has no derivative and rounding no mercy.
-MARGIN = 1e-6
 
 
 class YosoAttention(nn.Module):
@@ -71,8 +67,7 @@ class YosoAttention(nn.Module):
         if self.form == "sampled":
             codes = [collisions.sign_codes(x.detach(), self.planes) for x in (queries, keys)]
             return collisions.sampled(queries, keys, values, *codes, bits=self.bits)
-        cosines = (queries @ keys.mT).clamp(MARGIN - 1, 1 - MARGIN)
-        return (1 - cosines.acos() / math.pi) ** self.bits @ values
+        return collisions.expected(queries, keys, values, bits=self.bits)
 
     def _normalised(self, sums: Tensor, total: Tensor) -> Tensor:
         if self.normalise == "l2":
