@@ -25,6 +25,7 @@ def test_elu_plus_one_leaves_its_input_and_its_gradient_intact() -> None:
     x = normal(3, 4)
     before = x.clone().requires_grad_()
     assert torch.autograd.gradcheck(kernels.elu_plus_one, before)
+    assert torch.autograd.gradgradcheck(kernels.elu_plus_one, before)
     kernels.elu_plus_one(x)
     assert torch.equal(x, before)
 
@@ -76,14 +77,50 @@ def test_causal_product_gradients_are_those_of_the_masked_product(monkeypatch) -
         assert_close(mine, dense, rtol=0, atol=1e-10)
 
 
+PADDING = torch.ones(2, 13, dtype=torch.bool)
+PADDING[0, :6] = PADDING[1, 3:8] = False
+
+
+@pytest.mark.parametrize("padding", [None, PADDING], ids=["all-real", "padded"])
+@pytest.mark.parametrize(
+    ("queries", "causal", "offset"),
+    [(13, False, 0), (1, False, 0), (13, True, 0), (6, True, 7), (2, True, 5), (20, True, 0)],
+)
+def test_attend_in_parts_equals_the_map_times_values(
+    monkeypatch, padding: torch.Tensor | None, queries: int, causal: bool, offset: int
+) -> None:
+    monkeypatch.setattr(kernels, "CHUNK", 4)
+    monkeypatch.setattr(kernels, "ROWS", 6)
+    ctx = Context(key_padding=padding, causal=causal, query_offset=offset)
+    q, k, v = normal(2, 1, queries, 5), normal(2, 1, 13, 5, seed=1), normal(2, 1, 13, 6, seed=2)
+    wanted = kernels.weights(kernels.elu_plus_one, q, k, ctx) @ v
+    if padding is not None:
+        k, v = (x.masked_fill(~padding[:, None, :, None], torch.nan) for x in (k, v))
+    calls = []
+
+    def phi(x: torch.Tensor) -> torch.Tensor:
+        calls.append(x.shape[-2])
+        return kernels.elu_plus_one(x)
+
+    with torch.no_grad():
+        got = kernels.attend(phi, q, k, v, ctx)
+    assert_close(got, wanted, rtol=0, atol=1e-13)
+    assert max(calls) <= 4
+    assert_close(kernels.attend(phi, q, k, v, ctx), wanted, rtol=0, atol=1e-13)
+
+
 def test_half_precision_sums_are_taken_in_fp32() -> None:
     # 5000 features of about 20 sum to 100,000: beyond fp16, and far beyond its 11 bits.
     q, v = normal(1, 1, 3, 4), normal(1, 1, 5000, 4, seed=1)
     k = 20 + normal(1, 1, 5000, 4, seed=2)
     half = [x.to(torch.float16) for x in (q, k, v)]
     got = kernels.attend(kernels.elu_plus_one, *half, Context())
+    with torch.no_grad():
+        in_parts = kernels.attend(kernels.elu_plus_one, *half, Context())
     wanted = kernels.attend(kernels.elu_plus_one, *(x.double() for x in half), Context())
-    assert_close(got.double(), wanted, rtol=2e-3, atol=1e-4)
+    for half_sums in (got, in_parts):
+        assert half_sums.dtype == torch.float16
+        assert_close(half_sums.double(), wanted, rtol=2e-3, atol=1e-4)
 
 
 def test_a_total_of_zero_gives_zeros_and_finite_gradients() -> None:

@@ -60,8 +60,12 @@ CASES = {
 def test_attend_equals_the_estimate_pair_by_pair(monkeypatch, directions, queries, ctx) -> None:
     monkeypatch.setattr(kernels, "CHUNK", 4)
     q, k, v = normal(3, 2, queries, 4), normal(3, 2, 13, 4, seed=1), normal(3, 2, 13, 5, seed=2)
+    monkeypatch.setattr(random_features, "CHUNKS", 2)
     got = random_features.attend(directions, q, k, v, ctx, scale=SCALE)
     assert_close(got, reference(directions, q, k, v, ctx), rtol=0, atol=1e-12)
+    with torch.no_grad():
+        in_parts = random_features.attend(directions, q, k, v, ctx, scale=SCALE)
+    assert_close(in_parts, got, rtol=0, atol=1e-12)
     dense = random_features.weights(directions, q, k, ctx, scale=SCALE)
     assert_close(dense @ v, got, rtol=0, atol=1e-12)
 

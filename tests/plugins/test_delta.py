@@ -10,7 +10,7 @@ from torch.testing import assert_close
 from zoo_attention.delta import DELTA
 from zoo_core import Context, Site
 from zoo_core.errors import OptionError, UnsupportedCall
-from zoo_core.nn import kernels
+from zoo_core.nn import fast_weights
 from zoo_core.nn.fast_weights import delta_rule
 
 HEADS, WIDTH, BATCH = 2, 4, 3
@@ -20,7 +20,7 @@ LENGTHS = pytest.mark.parametrize("length", [1, 4, 5, 23], ids=lambda n: f"{n}-t
 
 @pytest.fixture(autouse=True)
 def _chunks_of_four(monkeypatch) -> None:
-    monkeypatch.setattr(kernels, "CHUNK", 4)
+    monkeypatch.setattr(fast_weights, "CHUNK", 4)
 
 
 def build(*, causal: bool = False, **options: object) -> nn.Module:
@@ -106,7 +106,7 @@ def test_the_size_of_a_chunk_changes_nothing(monkeypatch, chunk: int) -> None:
     q, k, v, x = inputs(23)
     k, b = k / k.norm(dim=-1, keepdim=True), x[:, None, :, :1].sigmoid().expand(-1, HEADS, -1, -1)
     wanted = delta_rule(q, k, v, b)
-    monkeypatch.setattr(kernels, "CHUNK", chunk)
+    monkeypatch.setattr(fast_weights, "CHUNK", chunk)
     assert_close(delta_rule(q, k, v, b), wanted, rtol=0, atol=1e-12)
 
 

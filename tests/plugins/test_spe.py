@@ -199,6 +199,32 @@ def test_noise_repeats_only_after_all_realizations(monkeypatch) -> None:
         assert row[15] == row[0]
 
 
+@pytest.mark.parametrize("noise", [3, 5, 13], ids=lambda n: f"{n}-places")
+def test_convolutional_codes_repeat_with_their_noise(monkeypatch, noise: int) -> None:
+    """The codes of later positions, taken from the first ones, are those of the whole field."""
+    monkeypatch.setattr(codes, "NOISE", noise)
+    module, (q, k, _) = build(kind="conv", realizations=4, gated=False), inputs(batch=2)
+    amplitude = torch.rand(HEADS, WIDTH, dtype=q.dtype)
+    got = module.codes((TOKENS,), amplitude, q, k)
+    for x, x_code, code in zip((q, k), got, module.codes._codes([TOKENS], amplitude), strict=True):
+        wanted = torch.einsum("bhnd,hndr->bhnr", x, code)
+        assert_close(x_code, wanted, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("grid", [False, True], ids=["text", "grid"])
+def test_sines_come_out_alike_in_parts_and_by_batch(monkeypatch, grid: bool) -> None:
+    """A batch so large that it shares codes, and without gradients in parts."""
+    module, (q, k, v) = build(grid=grid, realizations=6), inputs(TOKENS + 3, batch=3)
+    ctx = Context(grid=GRID if grid else None, prefix=PREFIX)
+    got = module(q, k, v, ctx)
+    monkeypatch.setattr(codes, "ENTRIES", 1)
+    monkeypatch.setattr(codes, "SHORTEST", 3)
+    with torch.no_grad():
+        alone = torch.cat([module(*(x[i : i + 1] for x in (q, k, v)), ctx) for i in range(3)])
+        assert_close(alone, got, rtol=0, atol=1e-12)
+        assert_close(module(q, k, v, ctx), got, rtol=0, atol=1e-12)
+
+
 def test_noise_is_saved() -> None:
     saved = build(kind="sine", base="performer").state_dict().keys()
     assert {"codes.noise", "free", "directions"} <= saved

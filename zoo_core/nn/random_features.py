@@ -25,6 +25,9 @@ from zoo_core.nn import kernels, masks, softmax
 
 Norms = Literal["chi", "sqrt_d"]
 
+#: Chunks of a causal product that are worked on at once where no gradients are kept.
+CHUNKS = 4
+
 
 def orthogonal(rows: int, width: int, *, norms: Norms = "chi") -> Tensor:
     """Draw directions (rows, width) from torch's global generator, in blocks of orthogonal rows.
@@ -126,32 +129,44 @@ def _read(w: Tensor, q: Tensor, means: Tensor, masses: Tensor) -> Tensor:
 
 
 def _causal(w: Tensor, q: Tensor, k: Tensor, bias: Tensor, v: Tensor, *, offset: int) -> Tensor:
-    """Attend to keys up to i + offset, chunk by chunk.
+    """Attend to keys up to i + offset."""
+    length = q.shape[-2]
+    carried = _gather_cached(w, k, bias, v, offset)
+    most = CHUNKS * kernels.CHUNK if kernels.streams(q) else length
+    outs = []
+    for part in kernels.spans(length, q, most=most):
+        now = slice(part.start + offset, part.stop + offset)
+        keys, values = k[..., now, :], v[..., now, :]
+        out, carried = _causal_part(w, q[..., part, :], keys, bias[..., now], values, carried)
+        outs.append(out)
+    return torch.cat(outs, -2)
 
-    A query weighs what the directions gathered before its chunk against the keys within it; no
-    key has a say in the scale of what came before it.
+
+def _causal_part(
+    w: Tensor, q: Tensor, k: Tensor, bias: Tensor, v: Tensor, carried: tuple[Tensor, Tensor]
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """Attend to what is carried, by means and masses, and to keys up to i; what to carry on.
+
+    Chunk by chunk a query weighs what the directions gathered before its chunk against the keys
+    within it; no key has a say in the scale of what came before it.
     """
     length, heads = q.shape[-2], q.shape[:2]
-    cached = _gather_cached(w, k, bias, v, offset)
     # From here on chunks stand where there were heads: (B * H, C, W, D).
     q = kernels.chunks(q, length).flatten(0, 1)
-    k, v = (kernels.chunks(x[..., offset:, :], length).flatten(0, 1) for x in (k, v))
-    bias = kernels.chunks(bias[..., offset:, None], length, fill=_nothing(k.dtype)).flatten(0, 1)
+    k, v = (kernels.chunks(x, length).flatten(0, 1) for x in (k, v))
+    bias = kernels.chunks(bias[..., None], length, fill=_nothing(k.dtype)).flatten(0, 1)
 
-    own = _gather(w, k, bias.squeeze(-1), v)
-    before = (
-        torch.cat([first.flatten(0, 1)[:, None], x[:, :-1]], 1)
-        for first, x in zip(cached, own, strict=True)
-    )
-    means, masses = _accumulate(*before)
+    mean, mass = (x.flatten(0, 1) for x in carried)
+    means, masses, mean, mass = _accumulate(mean, mass, *_gather(w, k, bias.squeeze(-1), v))
     past, past_mass = _gather(q, w.expand(*masses.shape, -1), masses, means)
 
     present = _log_kernel(q @ w.mT, k @ w.mT + bias)
     future = ~masks.causal(q.shape[-2], q.shape[-2], 0, q.device)
-    present = present.masked_fill(future, torch.finfo(q.dtype).min)
+    present = present.masked_fill_(future, torch.finfo(q.dtype).min)
     shares = torch.cat([past_mass[..., None], present], -1).softmax(-1)
-    out = shares[..., :1] * past + shares[..., 1:] @ v
-    return kernels.joined(torch.unflatten(out, 0, heads), length)
+    out = torch.addcmul(shares[..., 1:] @ v, shares[..., :1], past)
+    out, mean, mass = (torch.unflatten(x, 0, heads) for x in (out, mean, mass))
+    return kernels.joined(out, length), (mean, mass)
 
 
 def _gather_cached(
@@ -164,24 +179,25 @@ def _gather_cached(
     return v.new_zeros(*shape, v.shape[-1]), v.new_full(shape, _nothing(v.dtype))
 
 
-def _accumulate(means: Tensor, masses: Tensor) -> tuple[Tensor, Tensor]:
-    """Merge each chunk's means (G, C, M, E) and masses (G, C, M) with those of all before it.
+def _accumulate(
+    mean: Tensor, mass: Tensor, means: Tensor, masses: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Merge (mean, mass) with those of one chunk after another.
 
-    In log2(C) steps, each of which doubles the number of chunks that are merged.
+    mean (G, M, E), mass (G, M), means (G, C, M, E), masses (G, C, M). What lies before each chunk,
+    of the shapes of the latter, and after the last, of those of the former.
     """
-    step = 1
-    while step < means.shape[1]:
-        merged = torch.logaddexp(masses[:, step:], masses[:, :-step])
-        later = (masses[:, step:] - merged).exp()[..., None] * means[:, step:]
-        earlier = (masses[:, :-step] - merged).exp()[..., None] * means[:, :-step]
-        means = torch.cat([means[:, :step], later + earlier], 1)
-        masses = torch.cat([masses[:, :step], merged], 1)
-        step *= 2
-    return means, masses
+    before = []
+    for own, own_mass in zip(means.unbind(1), masses.unbind(1), strict=True):
+        before.append((mean, mass))
+        mean = torch.lerp(mean, own, (own_mass - mass).sigmoid()[..., None])
+        mass = torch.logaddexp(mass, own_mass)
+    means, masses = (torch.stack(x, 1) for x in zip(*before, strict=True))
+    return means, masses, mean, mass
 
 
 def _log_kernel(q_log: Tensor, k_log: Tensor) -> Tensor:
     """log sum_f exp(q_log_if + k_log_jf): (..., L, M), (..., S, M) -> (..., L, S)."""
     q_top, k_top = (x.detach().amax(-1, keepdim=True) for x in (q_log, k_log))
     inner = (q_log - q_top).exp_() @ (k_log - k_top).exp_().mT
-    return inner.clamp_min(kernels.negligible(inner.dtype)).log() + q_top + k_top.mT
+    return inner.clamp_min(kernels.negligible(inner.dtype)).log().add_(q_top).add_(k_top.mT)

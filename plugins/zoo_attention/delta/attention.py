@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from zoo_core import Context, Site
 from zoo_core.errors import OptionError, UnsupportedCall
 from zoo_core.nn import kernels, masks
-from zoo_core.nn.fast_weights import delta_rule
+from zoo_core.nn.fast_weights import delta_rule, delta_rule_both_ways
 
 if TYPE_CHECKING:
     from zoo_attention.delta import DeltaOptions
@@ -65,7 +65,7 @@ class DeltaAttention(nn.Module):
             if ctx.causal:
                 out = one_way(queries, keys, values, strengths, offset=ctx.query_offset)
             else:
-                out = both_ways(queries, keys, values, strengths)
+                out = delta_rule_both_ways(queries, keys, values, strengths)
             return out.to(v.dtype)
 
     def _strengths(self, k: Tensor, ctx: Context) -> Tensor:
@@ -99,11 +99,3 @@ def one_way(
     queries = F.pad(queries, (0, 0, offset, 0))
     keys, values, strengths = (x[..., :end, :] for x in (keys, values, strengths))
     return delta_rule(queries, keys, values, strengths)[..., offset:, :]
-
-
-def both_ways(queries: Tensor, keys: Tensor, values: Tensor, strengths: Tensor) -> Tensor:
-    """The mean of the delta rule from the left and from the right, as one batch of both."""
-    tokens = (queries, keys, values, strengths)
-    passes = delta_rule(*(torch.cat([x, x.flip(2)]) for x in tokens))
-    there, back = passes.chunk(2)
-    return (there + back.flip(2)) / 2

@@ -101,24 +101,28 @@ class SPEAttention(nn.Module):
         wide = kernels.sum_dtype(q, k)
         with torch.autocast(q.device.type, enabled=False):
             gate = None if self.gate is None else self.gate.to(wide)
-            codes = self.codes(shape, self._amplitude(gate, wide, q.device))
             q = F.pad(q, (0, 0, tokens - queries, 0))
+            q, k = (order.front(x).to(wide) for x in (q, k))
+            placed = slice(prefix, prefix + math.prod(shape))
+            codes = self.codes(
+                shape,
+                self._amplitude(gate, wide, q.device),
+                q[..., placed, :],
+                k[..., placed, :],
+            )
             q, k = (
-                order.back(self._encode(order.front(x).to(wide), code, gate, prefix))
+                order.back(self._add_free(code, x, gate, prefix))
                 for x, code in zip((q, k), codes, strict=True)
             )
         return q[..., tokens - queries :, :], k
 
-    def _encode(self, x: Tensor, code: Tensor, gate: Tensor | None, prefix: int) -> Tensor:
-        """Encode x (B, H, N, D), real tokens in front, by code (H, n, D, R): (B, H, N, R).
+    def _add_free(self, code: Tensor, x: Tensor, gate: Tensor | None, prefix: int) -> Tensor:
+        """Add to x times codes, (B, H, n, R), x (B, H, N, D) times that of no position.
 
-        Tokens in the prefix get the code of no position, and so does the gated part of the others.
+        It is all that tokens in the prefix get, and the gated part of the others.
         """
         length = x.shape[-2]
-        placed = x[..., prefix : prefix + code.shape[1], :]
-        count = placed.shape[-2]
-        out = torch.einsum("bhnd,hndr->bhnr", placed, code[:, :count])
-        out = F.pad(out, (0, 0, prefix, length - prefix - count))
+        out = F.pad(code, (0, 0, prefix, length - prefix - code.shape[-2]))
         if gate is None or self.free is None:
             return out
         share = (F.logsigmoid(gate) / 2).exp()[:, None]  # sqrt(g), with a finite gradient
