@@ -90,6 +90,15 @@ class Blocks:
         end = self.length if real is None else real[sample]
         return position.masked_fill(position >= end, -1).flatten(1)
 
+    def offsets(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """How far each token of a window lies from the first one of its block, (W,).
+
+        And which of them are copies of the prefix, bool (W,), whose distance has no meaning.
+        """
+        start = torch.arange(-self.before, self.after + 1, device=device)[:, None] * self.size
+        slot = torch.arange(-self.prefix, self.size, device=device)
+        return (start + slot).flatten(), (slot < 0).expand(len(start), -1).flatten()
+
     def _cut(self, x: Tensor) -> Tensor:
         """Cut x (B, H, N, D) into (B, count, size, H, D), tokens before heads as hosts store it."""
         tokens = x.transpose(1, 2)
@@ -108,10 +117,17 @@ class _Windows(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor, blocks: Blocks) -> Tensor:
         gap, prefix, tokens = blocks.gap, blocks.prefix, x.transpose(1, 2)
-        row = x.new_zeros(blocks.total + 2 * gap, prefix + blocks.size, *tokens.shape[2:])
-        own = row[gap:].view(blocks.batch, -1, *row.shape[1:])[:, : blocks.count]
-        own[:, :, :prefix] = tokens[:, None, :prefix]
-        own[:, :, prefix:] = blocks._cut(x)
+        row = x.new_empty(blocks.total + 2 * gap, prefix + blocks.size, *tokens.shape[2:])
+        row[:gap].zero_()
+        samples = row[gap:].view(blocks.batch, -1, *row.shape[1:])
+        samples[:, blocks.count :].zero_()
+        samples[:, : blocks.count, :prefix] = tokens[:, None, :prefix]
+        own, (whole, rest) = samples[:, :, prefix:], divmod(blocks.length, blocks.size)
+        end = whole * blocks.size
+        own[:, :whole] = torch.unflatten(tokens[:, :end], 1, (whole, blocks.size))
+        if rest:
+            own[:, whole, :rest] = tokens[:, end:]
+            own[:, whole, rest:].zero_()
         seen = row[gap - blocks.before : len(row) - gap + blocks.after]
         view = seen.unfold(0, blocks.before + 1 + blocks.after, 1).movedim(-1, 1)
         return view.flatten(1, 2).transpose(1, 2)
@@ -126,10 +142,14 @@ class _Windows(torch.autograd.Function):
         prefix, total, width = blocks.prefix, blocks.total, blocks.before + 1 + blocks.after
         windows = grad.transpose(1, 2)
         windows = windows.view(total, width, prefix + blocks.size, *windows.shape[2:])
-        row = grad.new_zeros(total + width - 1, *windows.shape[2:])
+        row = windows[:, blocks.before].clone(memory_format=torch.contiguous_format)
         for j in range(width):
-            row[j : j + total] += windows[:, j]
-        own = blocks._samples(row[blocks.before : blocks.before + total])
+            # The j-th block of a window lies so far behind the window's own.
+            shift = j - blocks.before
+            start, stop = max(0, shift), min(total, total + shift)
+            if shift and start < stop:
+                row[start:stop] += windows[start - shift : stop - shift, j]
+        own = blocks._samples(row)
         tokens = own[:, :, prefix:].flatten(1, 2)[:, : blocks.length]
         if prefix:
             tokens[:, :prefix] += own[:, :, :prefix].sum(1)

@@ -42,12 +42,13 @@ def borders(counts: Tensor, number: int) -> Tensor:
 class Segments:
     """A split of each sample's real tokens.
 
-    order: (B, S) long, the token at each rank; padded tokens come last.
+    order: (B, S) long, the token at each rank; padded tokens come last. None where tokens are all
+        real and segments all of one size.
     borders: (B, M + 1) long, the rank at which each segment starts and the last one ends.
     seen: bool (B, M), which segments hold a token; None where all do whatever the tokens are.
     """
 
-    order: Tensor
+    order: Tensor | None
     borders: Tensor
     seen: Tensor | None
 
@@ -58,6 +59,8 @@ class Segments:
         """
         batch, heads, length, width = x.shape
         wide = torch.promote_types(x.dtype, torch.float32)
+        if self.order is None:
+            return torch.unflatten(x, 2, (self.borders.shape[-1] - 1, -1)).mean(3, dtype=wide)
         # Hosts keep tokens outermost, so that this is a view of what they pass.
         rows = x.transpose(1, 2).reshape(batch * length, heads * width).to(wide)
         first = torch.arange(batch, device=x.device)[:, None] * length
@@ -72,7 +75,7 @@ def split(key_padding: Tensor | None, number: int, like: Tensor) -> Segments:
     ends = borders(masks.count(key_padding, like), number)
     length = like.shape[-2]
     order = masks.align(key_padding).order
-    if order is None:
+    if order is None and length % number:
         order = torch.arange(length, device=like.device).expand(len(like), -1)
     filled = key_padding is None and number <= length
     return Segments(order, ends, None if filled else ends.diff(dim=-1) > 0)

@@ -27,10 +27,13 @@ def gather(
 
     k (B, H, S, D) and v (B, H, S, E), whose padding may hold anything.
     """
-    queries = latents.to(k.dtype).expand(len(k), -1, -1, -1)
-    both = torch.cat([k, v.to(k.dtype)], -1)
-    out = softmax.attend(queries, k, both, Context(key_padding=key_padding), scale=scale)
-    return out[..., : k.shape[-1]], out[..., k.shape[-1] :].to(v.dtype)
+    k, v = masks.hide(k, key_padding), masks.hide(v, key_padding)
+    scores = (latents.to(k.dtype) * scale) @ k.mT
+    seen = None if key_padding is None else key_padding[:, None, None]
+    wide = torch.promote_types(scores.dtype, torch.float32)
+    # Once for both: fused attention would weigh twice, or copy keys and values side by side.
+    weights = softmax.masked_softmax(scores.to(wide), seen)
+    return weights.to(k.dtype) @ k, (weights.to(v.dtype) @ v).to(v.dtype)
 
 
 def gather_weights(

@@ -42,9 +42,10 @@ class Alignment:
 
     def front(self, x: Tensor) -> Tensor:
         """Move the tokens of x (B, H, S, D); padding ends up at the back, zeroed."""
-        if self.order is None:
+        if self.order is None or self.key_padding is None:
             return x
-        return hide(_rows(x, self.order), self.key_padding)
+        # In place on what was just copied: a second fresh buffer costs more than both passes.
+        return _rows(x, self.order).masked_fill_(~self.key_padding[:, None, :, None], 0)
 
     def back(self, x: Tensor) -> Tensor:
         """Undo `front`: x (B, H, S, D) in the original order of tokens."""

@@ -186,7 +186,10 @@ def mix(
     """
     wide = torch.promote_types(q.dtype, torch.float32)
     scores = [pattern.scores(q, k).to(wide) for pattern in patterns]
-    weights = softmax.masked_softmax(torch.cat(scores, -1), mask)
+    # A masked weight comes out as 0 by itself, but in a query without a key: that is zeroed below,
+    # where it takes one pass over the output instead of one over all weights.
+    low = torch.finfo(wide).min
+    weights = torch.cat(scores, -1).masked_fill_(~mask, low).softmax(-1)
     if dropout:
         weights = F.dropout(weights, dropout)
     shares = torch.split(weights, [x.shape[-1] for x in scores], -1)
@@ -194,4 +197,4 @@ def mix(
     out = first.to(wide)
     for other in others:
         out = out + other
-    return out.to(v.dtype)
+    return torch.where(mask.any(-1, keepdim=True), out, out.new_zeros(())).to(v.dtype)

@@ -130,20 +130,46 @@ class Window:
     def _attend_in_blocks(
         self, q: Tensor, k: Tensor, v: Tensor, real: Tensor | None, fused: Callable[..., Tensor]
     ) -> Tensor:
-        """Attend block by block; a prefix that sees everything is attended apart."""
+        """Attend block by block; the prefix, whose rows differ, is attended apart."""
         keys, size, before = k.shape[-2], self._size, self._neighbours
         prefix, after = min(self.prefix, keys), 0 if self.causal else before
+        # Before the blocks, so that its gradients are not alive when those of all windows are.
+        first = self._attend_to_prefix(q, k, v, real, fused) if prefix else None
         of_keys = Blocks(len(k), keys, size, before=before, after=after, prefix=prefix)
         of_queries = Blocks(len(q), q.shape[-2], size * self.stride, before=before, after=after)
-        mask = self._mask(of_queries.queries(q.device), of_keys.keys(q.device, real))
+        mask = self._mask_of_blocks(of_keys, real, q)
         windows = (of_keys.windows(x) for x in (k, v))
         out = of_queries.join(fused(of_queries.split(q), *windows, attn_mask=mask))
-        if self.causal or not prefix:
+        if first is None:
             return out
-        seen = None
-        if real is not None:
-            seen = (torch.arange(keys, device=k.device) < real[:, None])[:, None, None]
-        first = fused(q[:, :, :prefix], k, v, attn_mask=seen)
         # Put together as hosts store it, tokens before heads.
         parts = [first.transpose(1, 2), out.transpose(1, 2)[:, prefix:]]
         return torch.cat(parts, 1).transpose(1, 2)
+
+    def _attend_to_prefix(
+        self, q: Tensor, k: Tensor, v: Tensor, real: Tensor | None, fused: Callable[..., Tensor]
+    ) -> Tensor:
+        """The rows of the prefix: each sees all tokens or, in a causal call, those up to itself."""
+        prefix = min(self.prefix, k.shape[-2])
+        if self.causal:
+            k, v = k[:, :, :prefix], v[:, :, :prefix]
+        j = torch.arange(k.shape[-2], device=k.device)
+        seen = None if real is None else (j < real[:, None])[:, None, None]
+        if self.causal:
+            past = j <= j[:, None]
+            seen = past if seen is None else past & seen
+        return fused(q[:, :, :prefix], k, v, attn_mask=seen)
+
+    def _mask_of_blocks(self, blocks: Blocks, real: Tensor | None, q: Tensor) -> Tensor:
+        """What to add to the scores of each window, 0 or -inf in q's dtype: (M, 1, L / M, W).
+
+        Reach is the same in all blocks, what there is to see the same for all queries of one: a
+        comparison of all pairs of positions would take as long as the products.
+        """
+        i = torch.arange(blocks.size * self.stride, device=q.device)[:, None] // self.stride
+        j, copy = blocks.offsets(q.device)
+        near = (j >= i - self.reach) & (j <= (i if self.causal else i + self.reach)) | copy
+        hidden = torch.full((), -torch.inf, dtype=q.dtype, device=q.device)
+        near = torch.where(near, torch.zeros_like(hidden), hidden)
+        there = blocks.keys(q.device, real) >= 0
+        return torch.where(there[:, None, None], near, hidden)

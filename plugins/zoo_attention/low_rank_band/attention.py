@@ -48,8 +48,7 @@ class LowRankBandAttention(nn.Module):
         seen = Context(key_padding=ctx.key_padding)
         content = softmax.attend(anchors, k, v, seen, scale=self.scale)
         rest = softmax.attend(q, anchors, content, Context(), scale=self.scale, dropout=dropout)
-        gate = self.gate.sigmoid().to(band.dtype)
-        return ((1 - gate) * band + gate * rest).to(v.dtype)
+        return torch.lerp(band, rest, self.gate.sigmoid().to(band.dtype)).to(v.dtype)
 
     def attention_map(self, q: Tensor, k: Tensor, ctx: Context) -> Tensor:
         """The weights (B, H, N, N)."""

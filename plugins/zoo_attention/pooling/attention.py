@@ -67,9 +67,10 @@ class PoolingAttention(nn.Module):
             first = masks.hide(out, tokens.key_padding).to(q.dtype)
             behind = None if real is None else (real - prefix).clamp(min=0)
             second = self._second_level(*(x[:, :, prefix:] for x in (q, k, first)), behind)
-            gate = self.gate.sigmoid().to(out.dtype)
-            mixed = (1 - gate) * out[:, :, prefix:] + gate * second
-            out = torch.cat([out[:, :, :prefix], mixed], 2)
+            mixed = torch.lerp(out[:, :, prefix:], second, self.gate.sigmoid().to(out.dtype))
+            # Put together as hosts store it, tokens before heads.
+            parts = [out.transpose(1, 2)[:, :prefix], mixed.transpose(1, 2)]
+            out = torch.cat(parts, 1).transpose(1, 2)
         return tokens.back(out).to(v.dtype)
 
     def _attend(

@@ -47,7 +47,7 @@ SIMAM = Mechanism(
         url="https://proceedings.mlr.press/v139/yang21o.html",
     ),
     time="n**2*d",
-    memory="n**2",
+    memory="n*d",
     supports=Supports(key_padding=True, bias=True, linear_in_v=False),
     options=SimamOptions,
     swap="needs-training",
