@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -16,6 +18,41 @@ from zoo_core import registry
 def pytest_configure() -> None:
     """One thread per test process: the suite runs on every core already, shapes are tiny."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+FAULT = "fault"
+
+
+@pytest.fixture
+def fault(request: pytest.FixtureRequest) -> Callable[..., None]:
+    """Enter a row into the table of faults that ends the report, see `pytest_terminal_summary`."""
+
+    def enter(where: str, outcome: str, what: str = "") -> None:
+        row = [where, what or request.node.name.removeprefix("test_"), outcome]
+        request.node.user_properties.append((FAULT, row))
+
+    return enter
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Show every broken or hostile input that the tests tried, and what came of it."""
+    reports = [r for found in terminalreporter.stats.values() for r in found if hasattr(r, "when")]
+    failed = {report.nodeid for report in reports if report.failed}
+    rows = sorted(
+        [where, what, "FAILED" if report.nodeid in failed else " ".join(outcome.split())]
+        for report in reports
+        if report.when == "teardown"
+        for name, (where, what, outcome) in (p for p in report.user_properties if p[0] == FAULT)
+    )
+    if not rows:
+        return
+    right = sum(outcome != "FAILED" for *_, outcome in rows)
+    terminalreporter.section(f"faults: {right} of {len(rows)} end as they should")
+    width = max(120, shutil.get_terminal_size().columns)
+    for where, what, outcome in rows:
+        terminalreporter.write_line(f"{where:8}{what:44} {outcome}"[:width])
+    counts = Counter(where for where, *_ in rows)
+    terminalreporter.write_line(", ".join(f"{where}: {n}" for where, n in counts.items()))
 
 
 RECORDS = """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -84,9 +85,12 @@ def test_reads_what_safetensors_writes(tmp_path: Path) -> None:
         "before", "trailing", "missing", "same-bytes", "overlap", "hole",
     ],
 )  # fmt: skip
-def test_a_damaged_header_is_refused(content: bytes, says: str) -> None:
-    with pytest.raises(CheckpointError, match=says):
+def test_a_damaged_header_is_refused(
+    content: bytes, says: str, request: pytest.FixtureRequest, fault: Callable[..., None]
+) -> None:
+    with pytest.raises(CheckpointError, match=says) as caught:
         read(content)
+    fault("header", f"CheckpointError: {caught.value}", request.node.callspec.id)
 
 
 def test_a_huge_header_is_refused_before_it_is_read() -> None:

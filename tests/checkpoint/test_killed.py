@@ -118,7 +118,9 @@ def test_stock_readers_never_meet_patched_weights_under_a_stock_config(
         assert refuses or not patched
 
 
-def test_killed_at_random_moments(models: dict[str, nn.Module], tmp_path: Path) -> None:
+def test_killed_at_random_moments(
+    models: dict[str, nn.Module], tmp_path: Path, fault: Callable[..., None]
+) -> None:
     expected = [output(models[name]) for name in ("one", "sharded")]
     saved("one", models, tmp_path)
 
@@ -127,7 +129,7 @@ def test_killed_at_random_moments(models: dict[str, nn.Module], tmp_path: Path) 
             saved("sharded", models, tmp_path)
             saved("one", models, tmp_path)
 
-    for moment in torch.rand(20).tolist():
+    for number, moment in enumerate(torch.rand(20).tolist(), start=1):
         process = child(work)
         time.sleep(0.02 + 0.4 * moment)
         os.kill(process, signal.SIGKILL)
@@ -135,6 +137,7 @@ def test_killed_at_random_moments(models: dict[str, nn.Module], tmp_path: Path) 
         assert verify(tmp_path) == []
         found = output(zoo.load(tmp_path))
         assert any(torch.equal(found, one) for one in expected)
+        fault("save", "a whole checkpoint is there", f"kill -9, {number:02} of 20")
 
 
 def test_two_savers_take_turns(checkpoints: dict[str, Path], tmp_path: Path) -> None:

@@ -81,3 +81,12 @@ def test_registry_check_finds_a_preset_that_does_not_fit(zoo, tmp_path, monkeypa
     run = zoo("registry", "check")
     assert run.code == 1
     assert "[presets.bad]" in run.out
+
+
+def test_push_with_a_base_names_it_and_without_one_says_so(zoo, hub: Hub, saved: str) -> None:
+    push = ("push", saved, "zoo/tiny", "--endpoint", hub.endpoint)
+    named = json.loads(zoo(*push, "--base", "zoo/stock@main", "--dry-run", "--json").out)
+    assert "base_model: zoo/stock\n" in named["card"]
+    run = zoo(*push, "--attention-only")
+    assert (run.code, "(--base)" in run.err) == (1, True), run.err
+    assert not list(hub.log)

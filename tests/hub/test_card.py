@@ -39,8 +39,12 @@ def test_it_says_how_to_install_and_load(manifest: Manifest, about) -> None:
     text = card(manifest, "zoo/tiny", about, {"tokenizer.json"})
     assert "pip install zoo-core\n" in text
     assert 'model = zoo.pull("zoo/tiny")' in text
+    assert "import zoo_core as zoo\nfrom transformers import AutoTokenizer\n\nmodel = " in text
     assert 'AutoTokenizer.from_pretrained("zoo/tiny")' in text
     assert "| 0, 1 | zoo-core/linformer | rank=4" in text
+    assert '`SentenceTransformer` refuse it (`attn_implementation="zoo"`' in text
+    stock = card(replace(manifest, attention=()), "zoo/tiny", about, set())
+    assert "refuse it" not in stock
 
 
 CALIBRATION = {

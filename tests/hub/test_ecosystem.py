@@ -44,6 +44,23 @@ torch.testing.assert_close(pooled, (tokens * mask).sum(1) / mask.sum(1))
 print(pooled.double().sum().item())
 """
 
+STOCK = """
+from pathlib import Path
+
+from huggingface_hub import hf_hub_download
+from sentence_transformers import SentenceTransformer
+from zoo_core import ZooError
+
+folder = Path(hf_hub_download("zoo/text", "config.json", local_files_only=True)).parent
+for where in ("zoo/text", str(folder)):
+    try:
+        SentenceTransformer(where).encode("a text")
+    except (ValueError, ZooError) as error:  # where zoo_core runs, its attention refuses instead
+        assert '"zoo"` is not supported' in str(error) or "zoo.load" in str(error), error
+    else:
+        raise AssertionError("softmax attention would run in silence")
+"""
+
 PEFT = """
 import torch, zoo_core as zoo
 from peft import LoraConfig, PeftModel, get_peft_model
@@ -94,7 +111,7 @@ torch.testing.assert_close(found(pixels)[0], model(pixels)[0], rtol=0, atol=0)
 def test_text_with_its_tokenizer_and_pooling_and_offline(
     hub: Hub, python: Callable[..., str]
 ) -> None:
-    ref, online = python(HERE + PUSH + EMBED).splitlines()
+    ref, online = python(HERE + PUSH + EMBED + STOCK).splitlines()
     assert ref == f"zoo/text@{hub.head('zoo/text')}"
     before = len(list(hub.log))
     assert python("import os; os.environ['HF_HUB_OFFLINE'] = '1'\n" + EMBED) == online

@@ -70,7 +70,18 @@ def moments(requests: int) -> list[tuple[int, float]]:
     return [(1 + i * requests // KILLS, 0.01 * chance.random()) for i in range(KILLS)]
 
 
-def test_a_push(hub: Hub, api: HfApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def kill(number: int) -> str:
+    """What the table of faults calls it."""
+    return f"kill -9, {number + 1:02} of {KILLS}"
+
+
+def test_a_push(
+    hub: Hub,
+    api: HfApi,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: Callable[..., None],
+) -> None:
     twins = [models.bert(seed=0), models.bert(seed=1)]
 
     def push(model: torch.nn.Module) -> object:
@@ -89,10 +100,18 @@ def test_a_push(hub: Hub, api: HfApi, tmp_path: Path, monkeypatch: pytest.Monkey
         push(new)  # goes on, or finds it done
         again = zoo.pull(REPO, token=hub.tokens.read, endpoint=hub.endpoint)
         models.assert_same(new, again)
+        when = f"{1000 * delay:.1f} ms after request {reached} of {requests}"
+        fault("push", f"a whole commit is there, the next push finishes: {when}", kill(number))
     assert hits > KILLS // 2
 
 
-def test_a_pull(hub: Hub, api: HfApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pull(
+    hub: Hub,
+    api: HfApi,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: Callable[..., None],
+) -> None:
     ref = zoo.push(models.bert(), REPO, token=hub.tokens.write, endpoint=hub.endpoint)
 
     def pull() -> torch.nn.Module:
@@ -108,4 +127,6 @@ def test_a_pull(hub: Hub, api: HfApi, tmp_path: Path, monkeypatch: pytest.Monkey
         cache(f"cache{number}")
         hits += killed(hub, pull, requests=reached, delay=delay)
         models.assert_same(models.bert(), pull())
+        when = f"{1000 * delay:.1f} ms after request {reached} of {requests}"
+        fault("pull", f"the next pull finishes: {when}", kill(number))
     assert hits > KILLS // 2

@@ -97,6 +97,37 @@ class TestFirst:
         assert files(hub)["README.md"].decode().endswith("My own words.\n")
         assert "library_name: zoo-core" in files(hub)["README.md"].decode()
 
+    def test_of_a_directory_only_the_client_hashes_the_weights(
+        self, push, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        zoo.save(models.bert(), tmp_path / "saved")
+        hashed = []
+        digest = hashlib.file_digest
+
+        def file_digest(file, *how):
+            hashed.append(str(getattr(file, "name", "")))
+            return digest(file, *how)
+
+        monkeypatch.setattr(hashlib, "file_digest", file_digest)
+        push(tmp_path / "saved")
+        push()
+        assert not [name for name in hashed if name.endswith(".safetensors")]
+
+    def test_a_directory_that_is_written_to_meanwhile_is_told(
+        self, hub: Hub, push, tmp_path: Path
+    ) -> None:
+        zoo.save(models.bert(), tmp_path / "saved")
+        hub.faults.meanwhile(
+            lambda: zoo.save(models.bert(seed=1), tmp_path / "saved"), path="*/commit/*"
+        )
+        with pytest.raises(HubError, match=r"model\.safetensors .*changed on the disk during"):
+            push(tmp_path / "saved")
+
+    def test_the_base_stands_in_the_card(self, hub: Hub, push) -> None:
+        push(base="google-bert/bert-base-uncased@main")
+        text = files(hub)["README.md"].decode()
+        assert "base_model: google-bert/bert-base-uncased\nbase_model_relation: finetune" in text
+
     def test_a_damaged_directory_is_refused_before_any_request(
         self, hub: Hub, push, tmp_path: Path
     ) -> None:
@@ -158,6 +189,31 @@ class TestAttention:
         assert pulled.zoo_source.base == f"zoo/base@{hub.head('zoo/base')}"
         hub.commit("zoo/base", {"config.json": b"{}"})
         zoo.pull(ref, endpoint=hub.endpoint, token=hub.tokens.read)
+
+    def test_of_a_saved_directory_with_its_tokenizer_and_card(
+        self, hub: Hub, base: str, push, tmp_path: Path
+    ) -> None:
+        model = zoo.build("bert", "linformer", options={"rank": 4}, pretrained=base).eval()
+        zoo.save(model, tmp_path / "saved", tokenizer=models.tokenizer(tmp_path / "words"))
+        (tmp_path / "saved" / "README.md").write_text("My own words.\n")
+        ref = push(tmp_path / "saved", holds="attention", base="zoo/base")
+        assert len(files(hub)["model.safetensors"]) < 20_000
+        assert "tokenizer.json" in files(hub)
+        assert files(hub)["README.md"].decode().endswith("My own words.\n")
+        pulled = zoo.pull(ref, endpoint=hub.endpoint, token=hub.tokens.read)
+        models.assert_same(model, pulled)
+
+    def test_a_saved_directory_that_is_only_attention_already(
+        self, hub: Hub, base: str, push, tmp_path: Path
+    ) -> None:
+        model = zoo.build("bert", "linformer", options={"rank": 4}, pretrained=base).eval()
+        sha256 = hashlib.sha256(files(hub, "zoo/base")["model.safetensors"]).hexdigest()
+        origin = {"repo": "zoo/base", "commit": hub.head("zoo/base"), "sha256": sha256}
+        zoo.save(model, tmp_path / "saved", holds="attention", base=origin)
+        first = push(tmp_path / "saved", holds="attention")
+        assert not push(tmp_path / "saved").changed
+        pulled = zoo.pull(first, endpoint=hub.endpoint, token=hub.tokens.read)
+        models.assert_same(model, pulled)
 
     def test_a_trained_base_is_refused(self, hub: Hub, base: str, push) -> None:
         model = zoo.build("bert", "linformer", options={"rank": 4}, pretrained=base)

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
 from zoo_core.checkpoint import checks, layout, strict_json
+from zoo_core.checkpoint.digest import Digest, sha256_of
 from zoo_core.checkpoint.header import read_header
 from zoo_core.checkpoint.manifest import FileRecord, Manifest, read_manifest
 from zoo_core.errors import CheckpointError
 
 
-def verify(directory: str | Path, *, root: Path | None = None) -> list[str]:
+def verify(
+    directory: str | Path, *, root: Path | None = None, digest: Digest = sha256_of
+) -> list[str]:
     """Every way in which the files are not what zoo.json says, in words; empty if all is well.
 
     Reads all bytes and believes none: sizes, SHA-256, headers, the index of shards, ties.
-    root: see `layout.find`.
+    root: see `layout.find`. digest: what hashes the weight files.
     """
     directory = Path(directory)
     try:
@@ -27,7 +29,7 @@ def verify(directory: str | Path, *, root: Path | None = None) -> list[str]:
     problems = []
     for name, record in manifest.files.items():
         try:
-            stored = _check_file(layout.require(directory, name, root=root), record)
+            stored = _check_file(layout.require(directory, name, root=root), record, digest)
         except (CheckpointError, OSError) as error:
             problems.append(str(error))
             continue
@@ -38,16 +40,15 @@ def verify(directory: str | Path, *, root: Path | None = None) -> list[str]:
     return [*_check_ties(manifest, homes), *_check_index(directory, root, manifest, homes)]
 
 
-def _check_file(path: Path, record: FileRecord) -> set[str]:
+def _check_file(path: Path, record: FileRecord, digest: Digest) -> set[str]:
     """The names of the tensors in one file. Raises CheckpointError if it is not as recorded."""
     with path.open("rb") as file:
         size = path.stat().st_size
         if size != record.size:
             raise CheckpointError(f"{path} has {size} bytes, its manifest says {record.size}")
         header = read_header(file, size, str(path))
-        file.seek(0)
-        if hashlib.file_digest(file, "sha256").hexdigest() != record.sha256:
-            raise CheckpointError(f"{path} does not have the SHA-256 of its manifest")
+    if digest(path) != record.sha256:
+        raise CheckpointError(f"{path} does not have the SHA-256 of its manifest")
     return set(header.entries)
 
 

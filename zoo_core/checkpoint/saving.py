@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from zoo_core import __version__
 from zoo_core.checkpoint import calibration, layout, strict_json, tensors
 from zoo_core.checkpoint.atomic import replacing
 from zoo_core.checkpoint.card import card
+from zoo_core.checkpoint.digest import Digest, sha256_of
 from zoo_core.checkpoint.manifest import SCHEMA, FileRecord, Holds, Manifest
 from zoo_core.checkpoint.rebuilding import rebuild, safe_config
 from zoo_core.errors import CheckpointError
@@ -57,6 +57,56 @@ def save(
     Raises CheckpointError for a model that zoo.load could not bring back, naming what stands in
     the way; nothing is written then.
     """
+    ready = _ready(model, holds, base, max_shard_size)
+    with replacing(Path(directory)) as folder:
+        manifest = ready.write(folder, tokenizer, sha256_of)
+        if not (Path(directory) / layout.CARD).exists():
+            (folder / layout.CARD).write_text(card(manifest), encoding="utf-8")
+    return manifest
+
+
+def write(
+    model: Any,
+    folder: Path,
+    *,
+    holds: Holds = "model",
+    base: Mapping[str, str] | None = None,
+    max_shard_size: int | str = "5GB",
+    tokenizer: Any = None,
+    digest: Digest = sha256_of,
+) -> Manifest:
+    """Like `save`, to an empty folder that nobody else reads yet: without a card, not atomic.
+
+    digest: what hashes the weight files.
+    """
+    try:
+        return _ready(model, holds, base, max_shard_size).write(folder, tokenizer, digest)
+    except OSError as error:
+        raise CheckpointError(f"{folder} could not be written: {error}") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Ready:
+    """A model that can be written: everything about it is checked. The manifest lacks its files."""
+
+    host: nn.Module
+    manifest: Manifest
+    shards: list[dict[str, Tensor]]
+
+    def write(self, folder: Path, tokenizer: Any, digest: Digest) -> Manifest:
+        """Write all files but the card."""
+        if tokenizer is not None:
+            tokenizer.save_pretrained(str(folder))
+        manifest = replace(self.manifest, files=_write_weights(folder, self.shards, digest))
+        config = strict_json.dump(_host_config(self.host, manifest), layout.CONFIG)
+        (folder / layout.CONFIG).write_bytes(config)
+        (folder / layout.MANIFEST).write_bytes(manifest.to_json())
+        return manifest
+
+
+def _ready(
+    model: Any, holds: Holds, base: Mapping[str, str] | None, max_shard_size: int | str
+) -> _Ready:
     host = unwrap(model)
     _refuse_what_would_be_lost(model, host)
     inspect(host)
@@ -66,18 +116,8 @@ def save(
     buffers = _check_it_comes_back(host, manifest, stored, tied)
     if manifest.attention and not any(map(tensors.is_own, stored)):
         stored[tensors.MARKER] = torch.empty(0, dtype=torch.float32, device="cpu")
-    shards = _shards(stored, limit)
-    with replacing(Path(directory)) as folder:
-        if tokenizer is not None:
-            tokenizer.save_pretrained(str(folder))
-        files = _write_weights(folder, shards)
-        manifest = replace(manifest, files=files, tied=tied, buffers=buffers)
-        config = strict_json.dump(_host_config(host, manifest), layout.CONFIG)
-        (folder / layout.CONFIG).write_bytes(config)
-        if not (Path(directory) / layout.CARD).exists():
-            (folder / layout.CARD).write_text(card(manifest), encoding="utf-8")
-        (folder / layout.MANIFEST).write_bytes(manifest.to_json())
-    return manifest
+    manifest = replace(manifest, tied=tied, buffers=buffers)
+    return _Ready(host=host, manifest=manifest, shards=_shards(stored, limit))
 
 
 def _refuse_what_would_be_lost(model: Any, host: nn.Module) -> None:
@@ -168,7 +208,9 @@ def _shards(stored: Mapping[str, Tensor], limit: int) -> list[dict[str, Tensor]]
     return shards
 
 
-def _write_weights(folder: Path, shards: list[dict[str, Tensor]]) -> dict[str, FileRecord]:
+def _write_weights(
+    folder: Path, shards: list[dict[str, Tensor]], digest: Digest
+) -> dict[str, FileRecord]:
     """Write the weight files, and the index that stock readers need where there are several."""
     names = layout.weight_names(len(shards))
     records = {}
@@ -181,9 +223,7 @@ def _write_weights(folder: Path, shards: list[dict[str, Tensor]]) -> dict[str, F
             save_file(ready, path, metadata={"format": "pt"})
         except SafetensorError as error:
             raise CheckpointError(f"{path} could not be written: {error}") from error
-        with path.open("rb") as file:
-            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        records[name] = FileRecord(sha256=sha256, size=path.stat().st_size)
+        records[name] = FileRecord(sha256=digest(path), size=path.stat().st_size)
     if len(shards) > 1:
         total = sum(tensor.nbytes for shard in shards for tensor in shard.values())
         homes = {key: name for name, shard in zip(names, shards, strict=True) for key in shard}

@@ -27,6 +27,6 @@ def serve(directory: Path, port: int) -> None:
 
     def ready(hub: Hub) -> None:
         output.say(f"HF_ENDPOINT={hub.endpoint}")
-        output.say(f"tokens: {directory / 'hub.json'}", stderr=True)
+        output.say(f"HF_TOKEN is one of those in {directory / 'hub.json'}", stderr=True)
 
     run(directory, port, ready=ready)

@@ -21,6 +21,16 @@ if TYPE_CHECKING:
 @click.argument("repository", metavar="OWNER/NAME")
 @click.option("--public", is_flag=True, help="Make a new repository public; it is private else.")
 @click.option("--revision", metavar="BRANCH", help="Another branch than main.")
+@click.option(
+    "--base",
+    metavar="OWNER/NAME[@REVISION]",
+    help="The stock model that the attention was added to, for the card.",
+)
+@click.option(
+    "--attention-only",
+    is_flag=True,
+    help="Publish only what the attention added to --base, which zoo pull fetches, too.",
+)
 @click.option("--message", help="The title of the commit.")
 @click.option("--license", help="The Hub's name of a license, for the card.")
 @click.option(
@@ -36,6 +46,8 @@ def command(
     repository: str,
     public: bool,
     revision: str | None,
+    base: str | None,
+    attention_only: bool,
     message: str | None,
     license: str | None,
     speed: Path | None,
@@ -55,6 +67,8 @@ def command(
             repository,
             private=not public,
             revision=revision,
+            holds="attention" if attention_only else "model",
+            base=base,
             message=message,
             license=license,
             speed=speed,

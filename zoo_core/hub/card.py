@@ -95,8 +95,14 @@ def card(
         _layers(manifest),
         *([] if manifest.calibration is None else [calibration.markdown(manifest.calibration)]),
         _installing(manifest),
-        "```python\nimport zoo_core as zoo\n\n" + _loading(manifest, repo, companions) + "\n```",
+        f"```python\n{_loading(manifest, repo, companions)}\n```",
     ]
+    if manifest.attention and manifest.library == "transformers":
+        parts.append(
+            '`AutoModel` and `SentenceTransformer` refuse it (`attn_implementation="zoo"` is not '
+            "supported), since they would run softmax attention in its place; `pipeline` takes "
+            "the model that `zoo.pull` returns."
+        )
     if manifest.base is not None and manifest.holds == "attention":
         parts.append(
             "Only what the attention added is stored here; `zoo.pull` fetches "
@@ -165,14 +171,15 @@ def _installing(manifest: Manifest) -> str:
 
 
 def _loading(manifest: Manifest, repo: str, companions: set[str]) -> str:
+    imports = ["import zoo_core as zoo"]
     lines = [f'model = zoo.pull("{repo}")']
     if manifest.library == "timm":
+        imports.insert(0, "import timm")
         lines.append("data = timm.data.resolve_model_data_config(model)")
-        lines.insert(0, "import timm\n")
     elif any("token" in name or "vocab" in name for name in companions):
-        lines.insert(0, "from transformers import AutoTokenizer\n")
+        imports.append("from transformers import AutoTokenizer")
         lines.append(f'tokenizer = AutoTokenizer.from_pretrained("{repo}")')
     elif companions:
-        lines.insert(0, "from transformers import AutoImageProcessor\n")
+        imports.append("from transformers import AutoImageProcessor")
         lines.append(f'processor = AutoImageProcessor.from_pretrained("{repo}")')
-    return "\n".join(lines)
+    return "\n".join([*imports, "", *lines])

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-from huggingface_hub import HfApi, constants, hf_hub_download
+from huggingface_hub import HfApi, constants, get_token, hf_hub_download
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
@@ -194,16 +194,25 @@ class Client:
         if isinstance(error, OfflineModeIsEnabled):
             return "HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is set, which allows no request"
         if isinstance(error, GatedRepoError):
-            return f"access is gated; ask for it on {self.endpoint}, then pass token= or log in"
+            return (
+                f"access is gated; ask for it on {self.endpoint}, then give a token "
+                f"({self._where_tokens_go()})"
+            )
         if isinstance(error, RevisionNotFoundError):
             return "the repository has no such revision"
         if isinstance(error, RepositoryNotFoundError):
             return (
                 f"{self.endpoint} has no such repository, or it is private and needs a token that "
-                "may see it (token=, or hf auth login)"
+                f"may see it ({self._where_tokens_go()})"
+            )
+        if status == 401 and not self._sends_a_token():
+            return (
+                f"{self.endpoint} asks for a token, and none was given ({self._where_tokens_go()})"
             )
         if status == 401:
-            return "the token is not accepted; it was revoked or mistyped (token=, hf auth login)"
+            return (
+                f"the token is not accepted; it was revoked or mistyped ({self._where_tokens_go()})"
+            )
         if status == 403:
             return "the token may not do this; it needs the right to write to this namespace"
         if type(error) is ConnectionError and self.endpoint != "https://huggingface.co":
@@ -214,6 +223,14 @@ class Client:
         if isinstance(error, httpx2.TransportError):
             return f"{self.endpoint} could not be reached, or broke off ({self.said(error)})"
         return self.said(error)
+
+    def _where_tokens_go(self) -> str:
+        if self.endpoint == constants.ENDPOINT.rstrip("/"):
+            return "HF_TOKEN, hf auth login, or token="
+        return "token=, or ZOO_HUB_TOKEN for the command line"
+
+    def _sends_a_token(self) -> bool:
+        return self.token is not False and bool(self.token or get_token())
 
     def said(self, error: Exception) -> str:
         """An error in one line, without any token."""

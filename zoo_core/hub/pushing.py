@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack, overload
 
 import torch
-from huggingface_hub import CommitOperationAdd, CommitOperationDelete
+from huggingface_hub import CommitOperationDelete
 from huggingface_hub.errors import (
     HfHubHTTPError,
     RepositoryNotFoundError,
@@ -19,7 +18,8 @@ from huggingface_hub.errors import (
 from torch import nn
 
 from zoo_core.checkpoint import layout
-from zoo_core.checkpoint.manifest import Holds
+from zoo_core.checkpoint.loading import load_directory
+from zoo_core.checkpoint.manifest import Holds, read_manifest
 from zoo_core.checkpoint.tensors import is_own
 from zoo_core.errors import CheckpointError, HubError, PatchError
 from zoo_core.hub.card import card, completed, metadata, speed_section
@@ -36,7 +36,8 @@ from zoo_core.hub.reference import (
     is_commit,
     parse,
 )
-from zoo_core.hub.staging import Staged, stage_directory, stage_model
+from zoo_core.hub.sending import Operations, Sent
+from zoo_core.hub.staging import Staged, stage_directory, stage_model, with_companions
 from zoo_core.patching import unwrap
 
 
@@ -49,22 +50,6 @@ class PushPlan:
     private: bool
     files: Mapping[str, int]
     card: str
-
-
-@dataclass(frozen=True)
-class Sent:
-    """The local files of a push by name, and the sha256 of those that were hashed already."""
-
-    files: Mapping[str, Path]
-    known: Mapping[str, str]
-
-    def missing_in(self, listing: Listing) -> list[str]:
-        """The files that a commit does not hold, byte by byte."""
-        return [
-            name
-            for name, path in self.files.items()
-            if name not in listing or not listing[name].is_at(path, self.known.get(name))
-        ]
 
 
 class Wishes(TypedDict, total=False):
@@ -123,8 +108,10 @@ def push(
     private: of a repository that is made; one that exists stays as visible as it is.
     revision: a branch, made if need be; main by default.
     tokenizer: a tokenizer or image processor that travels with the model.
-    holds, max_shard_size: see zoo.save. base: "owner/name@revision" of the stock model that
-        holds="attention" was added to; by default the one that the model was built from.
+    holds, max_shard_size: see zoo.save; a directory is published in the files that it has, unless
+        holds="attention" takes from it only what the attention added.
+    base: "owner/name@revision" of the stock model that the attention was added to, for the card
+        and for holds="attention"; by default the one that the model was built from.
     license: the Hub's name of a license, for the card. An existing card keeps its text, and gets
         the metadata that it lacks. What `zoo.calibrate` measured stands in a new card and in
         its metadata.
@@ -138,24 +125,32 @@ def push(
     HubError for what the Hub does; the repository is then as it was.
     """
     check_repo(repo_id)
+    if base is not None:
+        parse(base)
     branch = check_revision(MAIN if revision is None else revision)
     if is_commit(branch):
         raise HubError(f"{branch} is a commit, which cannot be added to; name a branch")
     speed_table = None if speed is None else speed_section(Path(speed))
     client = Client(endpoint=endpoint, token=token)
-    with tempfile.TemporaryDirectory(prefix="zoo-push-") as folder:
-        if isinstance(model, str | Path):
-            if holds != "model":
-                raise CheckpointError("a directory holds what it holds; push a model instead")
-            staged = stage_directory(Path(model), Path(folder), tokenizer=tokenizer)
+    operations = Operations()
+    with tempfile.TemporaryDirectory(prefix="zoo-push-") as name:
+        folder = Path(name)
+        saved = Path(model) if isinstance(model, str | Path) else None
+        if saved is not None and (holds == "model" or read_manifest(saved).holds == holds):
+            staged = stage_directory(saved, folder, tokenizer=tokenizer, digest=operations.sha256)
         else:
-            how: dict[str, Any] = {"holds": holds, "max_shard_size": max_shard_size}
-            if holds == "attention":
-                how["base"] = _resolve_base(client, model, base)
-            staged = stage_model(Path(folder), model, tokenizer=tokenizer, **how)
-            if holds == "attention":
-                _check_base(client, model, staged)
-        about = metadata(staged.manifest, license=license, base_model=_base_model(staged, model))
+            staged = _stage_model(
+                client,
+                folder,
+                model,
+                base,
+                holds=holds,
+                max_shard_size=max_shard_size,
+                tokenizer=tokenizer,
+                digest=operations.sha256,
+            )
+        base_model = _base_model(staged, model) if base is None else parse(base).repo
+        about = metadata(staged.manifest, license=license, base_model=base_model)
         if staged.card is not None:
             text = completed(staged.card, about, layout.CARD)
         else:
@@ -170,16 +165,28 @@ def push(
         if layout.CARD in before:
             kept = client.fetch(repo_id, head, before[layout.CARD]).read_text(encoding="utf-8")
             text = completed(kept, about, f"{layout.CARD} of {repo_id}")
-        readme = Path(folder, layout.CARD)
+        readme = folder / layout.CARD
         readme.write_bytes(text.encode())
-        files = {**staged.files, layout.CARD: readme}
-        # What staging has just hashed is not hashed again.
-        known = {name: record.sha256 for name, record in staged.manifest.files.items()}
-        sent = Sent(files, known)
+        sent = Sent({**staged.files, layout.CARD: readme}, operations)
         commit = _publish(client, target, head, before, sent, message or _message(staged))
-        sha256 = hashlib.sha256(files[layout.MANIFEST].read_bytes()).hexdigest()
+        sha256 = operations.sha256(sent.files[layout.MANIFEST])
     row = catalogue_row(repo_id, commit, staged.manifest, manifest_sha256=sha256)
     return PinnedRef(repo_id, commit, row=row, changed=commit != head)
+
+
+def _stage_model(
+    client: Client, folder: Path, model: Any, base: str | None, *, holds: Holds, **how: Any
+) -> Staged:
+    """Save a model to a folder; one of only "attention" together with what it belongs on."""
+    if holds == "model":
+        return stage_model(folder, model, **how)
+    directory = Path(model) if isinstance(model, str | Path) else None
+    if directory is not None:
+        model = load_directory(directory)
+    resolved = _resolve_base(client, model, base)
+    staged = stage_model(folder, model, holds=holds, base=resolved, **how)
+    _check_base(client, model, staged)
+    return staged if directory is None else with_companions(staged, directory)
 
 
 def _prepare(client: Client, target: Reference, *, private: bool) -> str:
@@ -212,16 +219,12 @@ def _publish(
     gone = [name for name in weights if name not in sent.files]
     if not changed and not gone:
         return head
-    operations: list[Any] = [
-        CommitOperationAdd(path_in_repo=name, path_or_fileobj=str(sent.files[name]))
-        for name in changed
-    ]
-    operations += [CommitOperationDelete(path_in_repo=name) for name in gone]
+    deletions = [CommitOperationDelete(path_in_repo=name) for name in gone]
     try:
         with client.translated(f"{target} could not be pushed to"):
             commit = client.api.create_commit(
                 target.repo,
-                operations,
+                [*sent.additions(changed), *deletions],
                 commit_message=message,
                 revision=target.revision,
                 parent_commit=head,
@@ -231,10 +234,16 @@ def _publish(
     if not is_commit(commit):
         raise HubError(f"{client.endpoint} answers {str(commit)[:80]!r}, which is no commit id")
     after = client.head(target.repo, commit)
+    made = f"{target.repo}@{commit} was made"
+    if touched := sent.changed():
+        raise HubError(
+            f"{made}, but {' and '.join(touched)} changed on the disk during the push; do not use "
+            "that commit, push again"
+        )
     if wrong := sent.missing_in(after):
         raise HubError(
-            f"{target.repo}@{commit} was made, but its {' and '.join(wrong)} is not what was sent; "
-            "do not use that commit, push again"
+            f"{made}, but its {' and '.join(wrong)} is not what was sent; do not use that commit, "
+            "push again"
         )
     return commit
 
@@ -247,7 +256,7 @@ def _made_anyway(client: Client, target: Reference, head: str, sent: Sent, error
         raise error
     try:
         now = client.commit_of(target)
-        if now != head and not sent.missing_in(client.head(target.repo, now)):
+        if now != head and not [*sent.missing_in(client.head(target.repo, now)), *sent.changed()]:
             return now
     except HubError:
         raise error from None
@@ -265,8 +274,8 @@ def _resolve_base(client: Client, model: Any, base: str | None) -> dict[str, str
         base = loaded.source if loaded is not None else None
     if base is None or Path(base).exists():
         raise CheckpointError(
-            'holds="attention" needs base="owner/name@revision", the published model that the '
-            "attention was added to"
+            'holds="attention" needs base="owner/name@revision" (--base), the published model that '
+            "the attention was added to"
         )
     reference = parse(base)
     commit = client.commit_of(reference)

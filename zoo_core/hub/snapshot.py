@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
 from zoo_core.checkpoint import adopting, checks, layout, strict_json
+from zoo_core.checkpoint.digest import sha256_of
 from zoo_core.checkpoint.manifest import Manifest, read_manifest
 from zoo_core.errors import HubError
 from zoo_core.hub.client import Client
@@ -66,7 +66,7 @@ class Snapshot:
         for name in self.listing:
             path = self.directory / name
             if name not in files and path.exists():
-                files[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+                files[name] = sha256_of(path)
         base = self.manifest.base
         return Source(
             endpoint=self.client.endpoint,
@@ -136,5 +136,4 @@ def _sha256(snapshot: Snapshot, name: str) -> str:
     """The hash of a file; of one that is not fetched otherwise, after fetching it."""
     file = snapshot.listing.require(name)
     path = snapshot.client.fetch(snapshot.repo, snapshot.commit, file)
-    with path.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
+    return sha256_of(path)

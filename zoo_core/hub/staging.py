@@ -6,12 +6,14 @@ A folder is never uploaded as it is: whatever else lies in it stays there.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from zoo_core.checkpoint import layout, strict_json, verify
 from zoo_core.checkpoint.card import card as local_card
+from zoo_core.checkpoint.digest import Digest
 from zoo_core.checkpoint.manifest import Manifest, read_manifest
 from zoo_core.errors import CheckpointError
 from zoo_core.hub.listing import COMPANIONS
@@ -33,38 +35,51 @@ class Staged:
         return set(COMPANIONS & self.files.keys())
 
 
-def stage_model(folder: Path, model: Any, *, tokenizer: Any, **how: Any) -> Staged:
+def stage_model(folder: Path, model: Any, *, tokenizer: Any, digest: Digest, **how: Any) -> Staged:
     """Save a model into an empty folder. `how` and errors: see zoo.save."""
-    from zoo_core.checkpoint.saving import save
+    from zoo_core.checkpoint.saving import write
 
-    manifest = save(model, folder, tokenizer=tokenizer, **how)
-    (folder / layout.CARD).unlink()
-    return _staged(folder, manifest)
+    return _staged(folder, write(model, folder, tokenizer=tokenizer, digest=digest, **how))
 
 
-def stage_directory(directory: Path, folder: Path, *, tokenizer: Any) -> Staged:
+def stage_directory(directory: Path, folder: Path, *, tokenizer: Any, digest: Digest) -> Staged:
     """Take the files of a saved checkpoint as they are. Raises CheckpointError for a damaged one.
 
     folder: empty; a tokenizer that is given is written there, and beats the directory's.
     """
-    if problems := verify(directory):
+    if problems := verify(directory, digest=digest):
         raise CheckpointError(f"{directory} is not fit to be published: {problems[0]}")
     manifest = read_manifest(directory)
-    names = sorted({layout.MANIFEST, layout.CONFIG, *manifest.files, *COMPANIONS})
+    names = {layout.MANIFEST, layout.CONFIG, *manifest.files, *COMPANIONS}
     if len(manifest.files) > 1:
-        names.append(layout.INDEX)
-    found = {name: layout.find(directory, name) for name in names}
-    files = {name: path for name, path in found.items() if path is not None}
+        names.add(layout.INDEX)
+    files = _found(directory, names)
     if layout.CONFIG not in files:
         raise CheckpointError(f"{directory} has no {layout.CONFIG}; save the model again")
     if tokenizer is not None:
         tokenizer.save_pretrained(str(folder))
         files |= _staged(folder, manifest).files
+    _check_companions(files)
+    return Staged(manifest=manifest, files=files, card=_own_card(directory))
+
+
+def with_companions(staged: Staged, directory: Path) -> Staged:
+    """Add the tokenizer or processor and the card of a checkpoint that was staged anew."""
+    files = _found(directory, COMPANIONS) | staged.files
+    _check_companions(files)
+    return replace(staged, files=files, card=_own_card(directory))
+
+
+def _found(directory: Path, names: Iterable[str]) -> dict[str, Path]:
+    found = {name: layout.find(directory, name) for name in sorted(names)}
+    return {name: path for name, path in found.items() if path is not None}
+
+
+def _own_card(directory: Path) -> str | None:
+    """The README that its owner wrote; None where there is none but the one of zoo.save."""
     readme = layout.find(directory, layout.CARD)
     text = readme.read_text(encoding="utf-8") if readme else None
-    own = None if text == local_card(manifest) else text
-    _check_companions(files)
-    return Staged(manifest=manifest, files=files, card=own)
+    return None if text == local_card(read_manifest(directory)) else text
 
 
 def _staged(folder: Path, manifest: Manifest) -> Staged:
