@@ -3,6 +3,7 @@
 For each task and mechanism, two small BERTs with the layers and heads that the task's RASP program
 takes are trained on the same words: one free, one whose heads are guided to the program's
 attention patterns. Words held out say how many labels are right; `floor` is the best single answer.
+Ctrl-C keeps what is complete.
 
     python examples/rasp.py                                    # some minutes
     python examples/rasp.py --quick                            # about two minutes on one thread
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -39,10 +41,12 @@ def show_a_word(task: rasp.Task) -> None:
     print(f" -> {sample.labels[0, asked].tolist()}")
 
 
-def measure(task: str, mechanisms: list[str], settings: dict[str, float]) -> list[Outcome]:
-    """Train a free and a guided model with each mechanism."""
-    outcomes = []
-    with Progress(transient=True) as bar:
+def measure(
+    task: str, mechanisms: list[str], settings: dict[str, float]
+) -> tuple[list[Outcome], bool]:
+    """Train a free and a guided model with each mechanism; and whether Ctrl-C ended it."""
+    outcomes: list[Outcome] = []
+    with suppress(KeyboardInterrupt), Progress(transient=True) as bar:
         steps = int(settings["steps"])
         total = bar.add_task(task, total=2 * len(mechanisms) * steps)
         for mechanism in mechanisms:
@@ -57,7 +61,7 @@ def measure(task: str, mechanisms: list[str], settings: dict[str, float]) -> lis
                         **settings,
                     )
                 )
-    return outcomes
+    return outcomes, len(outcomes) < 2 * len(mechanisms)
 
 
 def show(outcomes: list[Outcome], console: Console) -> None:
@@ -89,9 +93,13 @@ def main() -> None:
     for task in tasks:
         print(f"{task}: {rasp.TASKS[task].summary}")
         show_a_word(rasp.TASKS[task])
-        found = measure(task, arguments.mechanisms, settings)
-        show(found, console)
+        found, interrupted = measure(task, arguments.mechanisms, settings)
+        if found:
+            show(found, console)
         outcomes += found
+        if interrupted:
+            console.print("interrupted; what was complete is above", style="yellow")
+            break
     console.print(LEGEND, style="dim")
     if arguments.output:
         rows = [outcome.as_dict() for outcome in outcomes]

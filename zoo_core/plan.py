@@ -5,6 +5,7 @@ Imports no torch: a plan is made from records and sites alone, before anything i
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -40,6 +41,17 @@ class Plan:
 
     steps: tuple[Step, ...]
     stock: tuple[Site, ...] = ()
+
+    @property
+    def notes(self) -> list[str]:
+        """From how many tokens on each mechanism pays, in words, as far as that was measured."""
+        from zoo_core.bench.measured import verdict
+
+        longest: dict[Mechanism, int] = {}
+        for step in self.steps:
+            longest[step.mechanism] = max(step.site.max_len, longest.get(step.mechanism, 0))
+        found = [(verdict(mechanism), length) for mechanism, length in longest.items()]
+        return [known.note(length) for known, length in found if known]
 
 
 @dataclass(frozen=True)
@@ -181,6 +193,52 @@ def ranges(layers: Iterable[int]) -> str:
     return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
+def together(paths: Sequence[str]) -> str:
+    """Paths in words: those that differ in one number become one, `blocks.0-5.attn`."""
+    split = [re.split(r"(\d+)", path) for path in paths]
+    columns = list(zip(*split, strict=False))
+    varying = [n for n, column in enumerate(columns) if len(set(column)) > 1]
+    alike = len({len(parts) for parts in split}) == 1
+    if not (alike and len(varying) == 1 and varying[0] % 2):  # odd places are the numbers
+        return ", ".join(dict.fromkeys(paths))
+    first = list(split[0])
+    first[varying[0]] = ranges(map(int, columns[varying[0]]))
+    return "".join(first)
+
+
+def softmax_where_faster(chosen: Sequence[Rule], sites: Sequence[Site]) -> list[Rule]:
+    """The rules, with softmax at every site whose longest input is too short for its mechanism.
+
+    Decided once, by `site.max_len`: chosen anew for each input, results would change with the
+    amount of padding. What was never measured stays as it is.
+    """
+    from zoo_core.bench.measured import verdict
+
+    (softmax,) = rules("softmax")
+    settled = []
+    for rule in chosen:
+        known, named = verdict(rule.mechanism), select(rule.selector, sites)
+        short = [site for site in named if known and not known.pays(site.max_len)]
+        settled += _parts(softmax, short)
+        settled += _parts(rule, [site for site in named if site not in short])
+    return settled
+
+
+def _parts(rule: Rule, sites: Sequence[Site]) -> list[Rule]:
+    """A rule for just these sites: one for each kind."""
+    kinds = dict.fromkeys(site.kind for site in sites)
+    layers = {kind: ranges(site.layer for site in sites if site.kind == kind) for kind in kinds}
+    return [replace(rule, selector=f"{kind}:{numbers}") for kind, numbers in layers.items()]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Whether an attention fits: the reasons against it, or notes on where it pays."""
+
+    reasons: list[str]
+    notes: list[str]
+
+
 def why(
     architecture: str,
     attention: Attention | None = None,
@@ -194,14 +252,26 @@ def why(
     how: `task`, `max_length`, `pretrained` and the host's own arguments, as in `zoo.build`.
     The model is only sketched, without weights. Raises UnknownName for a name nobody registered.
     """
+    return answer(architecture, attention, options=options, layers=layers, **how).reasons
+
+
+def answer(
+    architecture: str,
+    attention: Attention | None = None,
+    *,
+    options: Mapping[str, Any] | Options | None = None,
+    layers: Layers | None = None,
+    **how: Any,
+) -> Answer:
+    """As `why`, with notes on where the attention pays."""
     from zoo_core.builder import Order
 
     try:
-        Order.of(architecture, attention, options=options, layers=layers, **how).check()
+        planned = Order.of(architecture, attention, options=options, layers=layers, **how).plan()
     except DoesNotFit as error:
-        return list(error.reasons)
+        return Answer(list(error.reasons), [])
     except LookupError:
         raise
     except ZooError as error:
-        return [str(error)]
-    return []
+        return Answer([str(error)], [])
+    return Answer([], planned.notes)

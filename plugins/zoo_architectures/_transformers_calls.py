@@ -147,10 +147,14 @@ def _wants_weights(module: nn.Module, kwargs: dict[str, Any]) -> bool:
 def _weights(module: nn.Module, query: Tensor, key: Tensor, ctx: Context, scale: float) -> Tensor:
     if module.zoo is None:
         return softmax.weights(query, key, ctx, scale=scale)
-    if not module.zoo.zoo_supports.weights:
+    supports = module.zoo.zoo_supports
+    if not supports.weights:
+        hint = "zoo.attention_map(model, inputs) computes the effective one"
+        if not supports.linear_in_v:
+            hint = "nor has zoo.attention_map, as its output is not linear in the values"
         raise UnsupportedCall(
             f"output_attentions: {type(module.zoo).__name__} at {module.zoo_site.path} never "
-            "builds a map; zoo.attention_map(model, inputs) computes the effective one"
+            f"builds a map; {hint}"
         )
     return module.zoo.attention_map(query, key, ctx)
 

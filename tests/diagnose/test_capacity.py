@@ -62,6 +62,31 @@ def test_softmax_finds_every_key_and_uniform_none():
     assert zoo.diagnose.key_recall(FIXTURE, "uniform").recall < 0.15
 
 
+@pytest.mark.parametrize("name", ["pooling", "yoso"])
+def test_without_a_map_keys_count_by_what_moves_with_them(name):
+    """As moving one value after the other says, which takes a forward for each key."""
+    record = registry.mechanism(name)
+    if record.supports.linear_in_v:
+        pytest.skip("it has a map")
+    length, width = 40, 24
+    fixture = zoo.diagnose.sparse_pattern(zoo.diagnose.random_pattern(length, 2), width=width)
+    site = zoo.Site(path="x", dim=width, heads=1, head_dim=width, scale=width**-0.5, max_len=40)
+    torch.manual_seed(0)
+    module = record.factory(site, record.options()).double().eval()
+    draw = torch.Generator().manual_seed(3)
+    v = torch.randn(1, 1, length, width, generator=draw).double()
+    q, k = fixture.q[None, None] * width**0.5, fixture.k[None, None]
+    with torch.no_grad():
+        before = module(q, k, v, zoo.Context())
+        columns = []
+        for key in range(length):
+            moved = v.clone()
+            moved[..., key, :] += 1e-3
+            columns.append((module(q, k, moved, zoo.Context()) - before).norm(dim=-1)[0, 0])
+    wanted = fixture.recall(torch.stack(columns, -1))
+    assert zoo.diagnose.key_recall(fixture, name).recall == pytest.approx(wanted, abs=0.06)
+
+
 @pytest.mark.parametrize("name", fixture_mechanisms())
 def test_sparse_hashing_and_clustering_mechanisms_are_scored(name):
     found = zoo.diagnose.key_recall(FIXTURE, name)

@@ -58,17 +58,28 @@ def test_a_layer_that_runs_several_times_has_a_map_for_each():
 
 
 @pytest.mark.parametrize("family", ["bert", "hf_vit"])
-def test_output_attentions_gives_these_maps_or_the_hint(family):
+@pytest.mark.parametrize("mechanism", registry.mechanisms(), ids=lambda one: one.name)
+def test_output_attentions_is_never_empty(mechanism, family):
     tiny = registry.architecture(family).adapter().tiny()
-    own = zoo.build(family, "linear", seed=0, **tiny).eval()
-    arguments = inputs(own)
-    maps = zoo.attention_map(own, arguments)
-    given = own(**arguments, output_attentions=True).attentions
+    if zoo.why(family, mechanism.qualified, **tiny):
+        pytest.skip("does not fit")
+    model = zoo.build(family, mechanism.qualified, seed=0, **tiny).eval()
+    arguments = inputs(model)
+    if not mechanism.supports.weights:
+        with pytest.raises(zoo.ZooError, match=r"output_attentions.*zoo\.attention_map"):
+            model(**arguments, output_attentions=True)
+        return
+    given = model(**arguments, output_attentions=True).attentions
+    maps = zoo.attention_map(model, arguments)
+    assert len(given) == len(maps) > 0
     for ours, theirs in zip(maps.values(), given, strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("family", ["bert", "hf_vit"])
+def test_output_attentions_through_the_config_is_refused(family):
+    tiny = registry.architecture(family).adapter().tiny()
+    own = zoo.build(family, "linear", seed=0, **tiny).eval()
     # Asked through the config, transformers itself refuses any attention but its eager one.
     with pytest.raises(ValueError, match="output_attentions"):
         own.config.output_attentions = True
-    none = zoo.build(family, "linformer", seed=0, **tiny).eval()
-    with pytest.raises(zoo.ZooError, match=r"zoo\.attention_map"):
-        none(**arguments, output_attentions=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from zoo_core import registry
 from zoo_core.cli import main
 from zoo_core.diagnose.heads import Tally
 from zoo_core.diagnose.measuring import PARTS
+from zoo_core.diagnose.reports import AttentionScore, Diagnosis, HeadScore
 
 ROWS = [{"input_ids": [1, *range(5, 5 + n), 2]} for n in (4, 9, 6)]
 
@@ -158,9 +160,56 @@ def test_an_interruption_keeps_what_is_done(monkeypatch):
     assert report.attention
     assert report.rank
     assert report.unfinished == ("lipschitz", "depth", "sensitivity")
-    assert "interrupted before: lipschitz, depth, sensitivity" in str(report)
+    assert "interrupted before these were done: lipschitz, depth, sensitivity" in str(report)
     with pytest.raises(KeyboardInterrupt):
         zoo.diagnose.measure(build(), ROWS, parts=["lipschitz"], progress=interrupt)
+
+
+@pytest.mark.parametrize(
+    ("part", "sign"), [("attention", "batch 2 of 2"), ("lipschitz", "Jacobian of encoder.layer.1")]
+)
+def test_of_the_part_at_work_it_keeps_what_was_measured(part, sign):
+    def interrupt(text):
+        if sign in text:
+            raise KeyboardInterrupt
+
+    model = build()
+    before = look(model)
+    report = zoo.diagnose.measure(
+        model, ROWS, parts=[part, "sensitivity"], batch_size=2, progress=interrupt
+    )
+    same(look(model), before)
+    found = getattr(report, part)
+    assert found[0].path == "encoder.layer.0.attention.self"
+    assert report.unfinished == (part, "sensitivity")
+    assert found[0].mechanism == "linear"
+
+
+def score(path, *broken, mechanism="linear", **how):
+    """A layer, with how much of each head's output is broken."""
+    still = dict.fromkeys((spec.name for spec in fields(HeadScore)), 0.4)
+    heads = tuple(HeadScore(**{**still, "fp16_broken": 0.0, "broken": b}) for b in broken)
+    return AttentionScore(path, mechanism, heads, **how)
+
+
+def test_warnings_that_say_the_same_of_several_layers_are_one():
+    broken = "NaN or infinity in the output"
+    layers = [score(f"layer.{n}.self", 1.0, 1.0, 0.0) for n in (0, 1, 2, 5)]
+    layers.append(score("layer.3.self", 1.0, 0.0, 0.0, mechanism="local"))
+    report = Diagnosis("model", "data", 1, attention=tuple(layers))
+    assert report.warnings == [
+        f"layer.0-2,5.self (linear), heads 0-1: {broken}",
+        f"layer.3.self (local), head 0: {broken}",
+    ]
+    layers.append(score("layer.4.self", 0.0, 0.0, 1.0))
+    report = Diagnosis("model", "data", 1, attention=tuple(layers))
+    assert report.warnings[0] == f"layer.0-2,4-5.self (linear), 9 heads: {broken}"
+
+
+def test_layers_without_a_map_say_so_once():
+    layers = [score(f"layer.{n}", 0.0, without_map="it has none") for n in range(3)]
+    text = str(Diagnosis("model", "data", 1, attention=tuple(layers)))
+    assert text.count("it has none") == text.count("layer.0-2: it has none") == 1
 
 
 def test_misuse():

@@ -61,10 +61,18 @@ def test_pure_attention_collapses_doubly_exponentially_and_skips_prevent_it():
 @pytest.mark.parametrize("family", ["bert", "vit", "hf_vit", "albert"])
 def test_collapse_of_a_model(family):
     tiny = registry.architecture(family).adapter().tiny()
+    if "intermediate_size" in tiny:
+        tiny["intermediate_size"] = 2 * tiny["hidden_size"]  # as MLPs are
     model = zoo.build(family, "linear", seed=0, **tiny).eval()
     found = zoo.diagnose.rank_collapse(model, inputs_of(model))
     assert len(found.model) == len(found.with_skip) == len(found.attention_only) == 3
     assert found.model[0] == found.with_skip[0] == found.attention_only[0]
+    if family == "albert":  # its activation is called between two layers, in no module of theirs
+        assert found.with_mlp == ()
+    else:
+        assert len(found.with_mlp) == 3
+        assert found.with_mlp[0] == found.model[0]
+        assert found.with_mlp != found.attention_only
     assert found.attention_only[2] < 0.1 * found.with_skip[2]
 
 
@@ -73,20 +81,27 @@ def inputs_of(model):
     return given.get("x", given)
 
 
-def test_attention_only_is_the_layers_own_attention():
+def test_what_is_left_are_the_layers_own_attention_and_mlp():
     tiny = registry.architecture("vit").adapter().tiny()
     model = zoo.build("vit", "softmax", seed=0, **tiny).eval().double()
     image = torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(0)).double()
     with torch.no_grad():
         tokens = model._pos_embed(model.patch_embed(image))
-        states = []
+        states, middles = [], []
         for block in model.blocks:
             states.append(block.norm1(tokens))
+            middles.append(block.norm2(tokens + block.attn(states[-1])))
             tokens = block(tokens)
-        x, expected = states[0], [float(residual_ratio(states[0]))]
-        for state, block in zip(states, model.blocks, strict=True):
+        x = y = states[0]
+        expected = [float(residual_ratio(x))]
+        mixed = list(expected)
+        for state, middle, block in zip(states, middles, model.blocks, strict=True):
             x = block.attn(x * (state.norm() / x.norm()))
             expected.append(float(residual_ratio(x)))
+            y = block.attn(y * (state.norm() / y.norm()))
+            y = block.mlp(y * (middle.norm() / y.norm()))
+            mixed.append(float(residual_ratio(y)))
     found = zoo.diagnose.rank_collapse(model, image)
+    assert found.with_mlp == pytest.approx(mixed, rel=1e-6)
     assert found.attention_only == pytest.approx(expected, rel=1e-6)
     assert found.model[1] == pytest.approx(float(residual_ratio(states[1])), rel=1e-9)

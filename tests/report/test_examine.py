@@ -18,7 +18,9 @@ def test_every_part_of_a_text_model_is_measured(text_report):
     assert text_report.samples == 12
     assert {row.name for row in text_report.speed.rows} == {STOCK, PATCHED}
     assert len(text_report.speed.lengths) == 3
-    assert [one.path for one in text_report.maps] == [s.path for s in text_report.model.sites]
+    assert [one.path for one in text_report.maps.layers] == [
+        s.path for s in text_report.model.sites
+    ]
     assert all(score.mechanism == "local" for score in text_report.diagnosis.attention)
 
 
@@ -26,7 +28,7 @@ def test_a_map_is_the_mean_of_the_heads_without_padding(make, tokens):
     model, sample = make("bert"), tokens[0]["input_ids"]
     batch = {"input_ids": torch.cat([sample, torch.zeros(5, dtype=torch.long)])[None]}
     batch["attention_mask"] = (torch.arange(len(sample) + 5) < len(sample)).long()[None]
-    [first, *_] = zoo.report.seeing.layer_maps(model, batch)
+    [first, *_] = zoo.report.seeing.see(model, batch).layers
     wanted = zoo.attention_map(model, batch, layers=0)[first.path][0].mean(0)
     wanted = wanted[: len(sample), : len(sample)]
     torch.testing.assert_close(torch.tensor(first.cells), wanted)
@@ -35,13 +37,13 @@ def test_a_map_is_the_mean_of_the_heads_without_padding(make, tokens):
 
 def test_long_inputs_are_joined_into_groups(make):
     batch = {"input_ids": torch.randint(5, 99, (1, 31))}
-    [first, *_] = zoo.report.seeing.layer_maps(make("bert"), batch, groups=8)
+    [first, *_] = zoo.report.seeing.see(make("bert"), batch, groups=8).layers
     assert (first.queries, first.keys) == (31, 31)
     assert [len(first.cells), len(first.cells[0])] == [8, 8]
 
 
 def test_an_image_model_shows_what_its_class_token_sees(image_report):
-    [first, *_] = image_report.maps
+    [first, *_] = image_report.maps.layers
     rows, columns = len(first.over_image), len(first.over_image[0])
     assert rows * columns == first.keys - 1  # the class token itself
 
@@ -64,10 +66,32 @@ def test_a_layer_without_a_map_says_so_and_the_others_are_shown(make, tokens):
     )
     model = make("bert", {"0": undefined, "1": "local"})
     report = zoo.report.examine(model, tokens, parts=["maps"])
-    first, second = report.maps
+    first, second = report.maps.layers
     assert "has no attention map" in first.undefined
     assert second.undefined is None
-    assert first.undefined in report.html().replace("&#39;", "'")
+    assert report.maps.rollout is None
+    [text] = report.maps.undefined
+    assert text == f"{first.path}: {first.undefined}"
+    assert text in report.html().replace("&#39;", "'")
+
+
+@pytest.mark.parametrize("family", ["bert", "deit"])
+def test_the_rollout_follows_all_layers(make, tokens, images, family):
+    model = make(family)
+    [sample, *_] = tokens if family == "bert" else images
+    batch = (
+        {k: v[None] for k, v in sample.items()}
+        if family == "bert"
+        else {"pixel_values": sample[None]}
+    )
+    found = zoo.report.seeing.see(model, batch).rollout
+    maps = zoo.attention_map(model, batch.get("pixel_values", batch))
+    wanted = zoo.diagnose.rollout(maps)[0]
+    torch.testing.assert_close(torch.tensor(found.cells), wanted)
+    assert found.mechanism == "all layers"
+    if family == "deit":
+        seen = torch.tensor(found.over_image).flatten()
+        torch.testing.assert_close(seen, wanted[0, 1:])
 
 
 def test_what_cannot_be_measured_is_said_in_words(make, tokens, monkeypatch):
@@ -90,10 +114,11 @@ def test_ctrl_c_keeps_what_is_done(make, tokens, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(measuring, "layer_maps", interrupted)
+    monkeypatch.setattr(measuring, "see", interrupted)
     report = zoo.report.examine(make("bert"), tokens, parts=["retention", "maps", "diagnosis"])
     assert report.retention is not None
     assert report.missing["diagnosis"] == "interrupted before it was done"
+    assert report.interrupted
     with pytest.raises(KeyboardInterrupt):
         zoo.report.examine(make("bert"), tokens, parts=["maps"])
 
@@ -126,9 +151,30 @@ def test_compare_puts_models_side_by_side(make, tokens):
     )
     assert seen == [report.name for report in found.reports] == ["window", "floor"]
     assert "not a model" in found.failed["broken"]
+    assert "attention" in str(found).splitlines()[0]
     rows = {line.split()[0]: line.split() for line in str(found).splitlines()[1:]}
     assert rows["floor"][1] == "uniform"
     assert rows["floor"][2] == rows["floor"][6]  # what uniform attention keeps is the floor
+
+
+def test_ctrl_c_ends_a_comparison_and_keeps_what_is_done(make, tokens):
+    def interrupt(text):
+        if text.startswith("second: batch"):
+            raise KeyboardInterrupt
+
+    parts = ["maps", "diagnosis"]
+    models = {name: make("bert") for name in ("first", "second", "third", "fourth")}
+    found = zoo.compare(models, tokens, parts=parts, progress=interrupt)
+    first, second = found.reports
+    assert not first.interrupted
+    assert second.interrupted
+    assert second.maps is not None
+    assert second.missing["diagnosis"] == "interrupted before it was done"
+    assert list(found.failed) == ["third", "fourth"]
+    # The next run goes on from there.
+    again = zoo.compare({**models, "first": first}, tokens, parts=parts, limit=8)
+    assert again.reports[0] == first
+    assert [report.name for report in again.reports] == list(models)
 
 
 def test_models_of_the_same_name_are_told_apart(make, tokens):

@@ -17,7 +17,7 @@ from PIL import Image
 import zoo_core as zoo
 from zoo_core import ZooError
 from zoo_core.checkpoint.manifest import FileRecord
-from zoo_core.report import charts, heat
+from zoo_core.report import charts, heat, words
 from zoo_core.report.blocks import Lines, Range, Ranges, Series
 from zoo_core.report.records import Comparison
 
@@ -51,7 +51,7 @@ def test_the_page_has_the_numbers(text_report):
     score = text_report.retention.scores["embedding_cosine"]
     for number in (score.value, score.floor):
         assert f"{number:.3f}" in page.text
-    assert len(page.images) == 1 + len(text_report.maps)
+    assert len(page.images) == 1 + len(text_report.maps.layers) + 1  # the scale, the rollout
     for key in ("warnings", "model", "origin", "kept", "calibration", "speed", "maps", "diagnosis"):
         assert key in page.ids
 
@@ -138,6 +138,28 @@ def test_ranges_stay_on_the_scale():
     drawn = charts.ranges(Ranges("a", rows, 1.0, "original", "floor"))
     for bar in drawn.bars:
         assert drawn.start <= bar.low <= bar.at <= bar.high <= drawn.end
+
+
+@pytest.mark.parametrize(
+    ("count", "wanted"), [(1, "a"), (2, "a and b"), (6, "a, b, c, d, e and f")]
+)
+def test_names_are_listed(count, wanted):
+    assert words.listed("abcdefgh"[:count]) == wanted
+    assert words.listed("abcdefgh") == "a, b, c, d, e and 3 more"
+
+
+def test_a_value_beyond_its_mark_by_nothing_needs_no_other_mark():
+    drawn = charts.ranges(Ranges("a", [Range("b", 1.0000002, 1.0, 1.0000002, 0.4)], 1.0, "c"))
+    assert [tick.text for tick in drawn.ticks][-1] == "1"
+
+
+def test_what_all_models_are_warned_of_is_said_once(text_report):
+    other = replace(text_report, name="other", samples=31)
+    both = Comparison((text_report, replace(text_report, name="twin"))).html()
+    assert Page(both).text.count("only 12 samples were measured") == 1
+    assert "keep most" in both
+    mixed = Page(Comparison((text_report, other)).html()).text
+    assert mixed.count("only 12 samples") == mixed.count("only 31 samples") == 1
 
 
 FRAME = """<!doctype html><title>not loaded</title>

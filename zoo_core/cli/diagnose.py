@@ -10,6 +10,7 @@ import click
 from zoo_core.cli import output
 from zoo_core.cli.data_options import tokenizer_of
 from zoo_core.diagnose.reports import Part
+from zoo_core.errors import ZooError
 
 _PARTS = get_args(Part)
 
@@ -67,9 +68,12 @@ def command(
         prepared = tokenizer_of(tokenizer or model, needed=tokenizer is not None)
     how["tokenizer"] = prepared
     report = measure(loaded, data, parts=parts or _PARTS, limit=limit, batch_size=batch_size, **how)
-    if picture is not None:
-        illustrate(loaded, data, picture, **how)
     if json:
         output.as_json(report.as_dict())
     else:
         output.say(str(report))
+    if report.unfinished:
+        raise ZooError(f"interrupted before these were done: {', '.join(report.unfinished)}")
+    if picture is not None:
+        for file in illustrate(loaded, data, picture, **how):
+            output.say(f"drawn in {file}", stderr=True)

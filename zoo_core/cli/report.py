@@ -10,6 +10,7 @@ import click
 from zoo_core.cli import output
 from zoo_core.cli.data_options import data_options, tokenizer_of
 from zoo_core.cli.output import Cell
+from zoo_core.errors import ZooError
 from zoo_core.report.records import PARTS, Part
 from zoo_core.telling import told
 
@@ -64,7 +65,6 @@ def command(
     """
     if json and markdown:
         raise click.UsageError("--json and --markdown cannot both be printed")
-    from zoo_core.checkpoint import load
     from zoo_core.report import compare, examine
     from zoo_core.report.rendering import check_writable
 
@@ -72,7 +72,7 @@ def command(
         target = Path("report.html")
     if target is not None:
         check_writable(target)
-    how |= {"parts": parts or PARTS, "teacher": None if teacher is None else load(teacher)}
+    how |= {"parts": parts or PARTS, "teacher": teacher}
     if tokenizer is not None:
         how["tokenizer"] = tokenizer_of(tokenizer, needed=True)
     found: Any
@@ -91,3 +91,5 @@ def command(
         output.say(str(found))
     if target is not None:
         output.say("written to ", Cell(str(target), bold=True), stderr=json or markdown)
+    if found.interrupted:
+        raise ZooError("interrupted: what was not done by then is missing")

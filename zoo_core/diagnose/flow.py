@@ -36,8 +36,6 @@ def rollout(maps: AttentionMaps, *, fusion: Fusion = "mean", skip: float = 0.5) 
     the skip connection. Rows sum to 1; a padded token keeps itself.
     Raises OptionError without maps, or where one is not square.
     """
-    if not maps:
-        raise OptionError("rollout needs the maps of the layers; there are none")
     if not 0 <= skip < 1:
         raise OptionError(f"skip={skip} must be at least 0 and below 1")
     total: Tensor | None = None
@@ -47,13 +45,20 @@ def rollout(maps: AttentionMaps, *, fusion: Fusion = "mean", skip: float = 0.5) 
                 f"{path}: a map of {weights.shape[-2]} queries and {weights.shape[-1]} keys cannot "
                 'be rolled out; take maps with layers="self", without a cache'
             )
-        step = _stochastic(fused(weights.abs(), fusion))
-        one = torch.eye(step.shape[-1], dtype=step.dtype, device=step.device)
-        step = (1 - skip) * step + skip * one
-        total = step if total is None else step @ total
+        total = rolled(total, weights, fusion=fusion, skip=skip)
     if total is None:
         raise OptionError("rollout needs the maps of the layers; there are none")
     return total
+
+
+def rolled(
+    total: Tensor | None, weights: Tensor, *, fusion: Fusion = "mean", skip: float = 0.5
+) -> Tensor:
+    """A rollout (B, N, N), or None before the first layer, with one more map (B, H, N, N)."""
+    step = _stochastic(fused(weights.abs(), fusion))
+    one = torch.eye(step.shape[-1], dtype=step.dtype, device=step.device)
+    step = (1 - skip) * step + skip * one
+    return step if total is None else step @ total
 
 
 def cls_map(

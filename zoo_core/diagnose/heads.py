@@ -33,7 +33,7 @@ class Tally:
     def add(self, call: Call, separators: Tensor | None, *, half: bool) -> None:
         """Score one call. separators: bool (B, S). half: also run the mechanism in fp16."""
         if not has_map(call.module):
-            self.without_map = undefined(call.site.path, call.mechanism)
+            self.without_map = undefined(call.mechanism)
         for name, value in scores(call, separators, half=half).items():
             self.values.setdefault(name, []).append(value.float().cpu())
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -67,7 +67,8 @@ def attention_map(
     with watched(host, sites) as watch:
         for site in sites:
             if not has_map(watch.modules[site.path]):
-                raise UnsupportedCall(undefined(site.path, watch.names[site.path]))
+                why = undefined(watch.names[site.path])
+                raise UnsupportedCall(f"{site.path}: {why}; leave this layer out with layers=")
         model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
         watch.stop()
         names = numbered(watch.calls)
@@ -83,12 +84,9 @@ def has_map(module: nn.Module) -> bool:
     return supports.weights or supports.linear_in_v
 
 
-def undefined(path: str, mechanism: str) -> str:
+def undefined(mechanism: str) -> str:
     """Why there is no map, in words."""
-    return (
-        f"{path}: {mechanism} has no attention map, its output is not linear in the values; leave "
-        "this layer out with layers="
-    )
+    return f"{mechanism} has no attention map, its output is not linear in the values"
 
 
 def map_of(call: Call) -> Tensor:
@@ -105,7 +103,9 @@ def labels_of(call: Call) -> Labels:
     return Labels(call.real_keys, call.real_queries, call.prefix_keys, call.grid, call.mechanism)
 
 
-def effective_map(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> Tensor:
+def effective_map(
+    module: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, ctx: Context
+) -> Tensor:
     """Columns of the map (B, H, L, S), v.shape[-1] at a time: the outputs for unit values.
 
     Besides the map itself it takes no more memory than one forward.

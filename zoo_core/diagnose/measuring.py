@@ -22,7 +22,7 @@ from zoo_core.diagnose.reports import (
     Part,
     Sensitivity,
 )
-from zoo_core.diagnose.smoothness import lipschitz, sensitivity
+from zoo_core.diagnose.smoothness import lipschitz_by_layer, sensitivity
 from zoo_core.diagnose.watching import Call, chosen_sites, watched
 from zoo_core.errors import OptionError, ZooError
 from zoo_core.fidelity import preparing
@@ -60,7 +60,7 @@ def measure(
     layers: which attention layers the first part looks at, as in `zoo.build`.
     separators: token ids; by default the tokenizer's separator.
     progress: told in words what is done; by default a terminal's stderr is.
-    Interrupted by Ctrl-C after a part was finished, it returns what it has and names the rest.
+    Interrupted by Ctrl-C it returns what it has, of the part at work too, and names the rest.
     Raises ZooError for data that cannot be used, OptionError for an unknown part.
     """
     chosen = _checked(parts)
@@ -75,9 +75,10 @@ def measure(
             try:
                 found = getattr(job, part)()
             except KeyboardInterrupt:
-                if number == 0:
+                begun = job.begun(part)
+                if number == 0 and not begun:
                     raise
-                return replace(report, unfinished=tuple(chosen[number:]))
+                return replace(report, **begun, unfinished=tuple(chosen[number:]))
             report = replace(report, **{part: found})
     return report
 
@@ -97,12 +98,21 @@ class _Job:
         self.host, self.samples, self.layers = host, samples, layers
         self.separators, self.batch_size, self.seed = separators, batch_size, seed
         self.tell: Progress = silent
+        self.tallies: dict[str, Tally] = {}
+        self.norms: list[LipschitzScore] = []
+
+    def begun(self, part: Part) -> dict[str, Any]:
+        """What there is of a part that was cut off: a field of the report, or nothing."""
+        kept: dict[Part, tuple[Any, ...]] = {
+            "attention": tuple(tally.score() for tally in self.tallies.values()),
+            "lipschitz": tuple(self.norms),
+        }
+        return {part: kept[part]} if kept.get(part) else {}
 
     @torch.no_grad()
     def attention(self) -> tuple[AttentionScore, ...]:
         """Every head of the chosen layers, over all samples."""
         sites = chosen_sites(self.host, self.layers)
-        tallies: dict[str, Tally] = {}
         batches = self.samples.batches(self.batch_size)
         for number, indices in enumerate(batches):
             batch = self._batch(indices)
@@ -112,9 +122,10 @@ class _Job:
                 watch.stop()
                 for path, call in numbered(watch.calls).items():
                     self.tell(f"batch {number + 1} of {len(batches)}, {call.where}")
-                    tally = tallies.setdefault(path, Tally(path, call.mechanism))
+                    tally = self.tallies.get(path) or Tally(path, call.mechanism)
                     _add(tally, call, separators, half=number == 0)
-        return tuple(tally.score() for tally in tallies.values())
+                    self.tallies[path] = tally
+        return tuple(tally.score() for tally in self.tallies.values())
 
     def rank(self) -> Collapse:
         """The residual ratio by depth, on one batch."""
@@ -123,7 +134,10 @@ class _Job:
 
     def lipschitz(self) -> tuple[LipschitzScore, ...]:
         """Jacobian norms, on one sample."""
-        return tuple(lipschitz(self.host, self._first(1), seed=self.seed, progress=self.tell))
+        scores = lipschitz_by_layer(self.host, self._first(1), seed=self.seed, progress=self.tell)
+        for score in scores:
+            self.norms.append(score)
+        return tuple(self.norms)
 
     def depth(self) -> DepthAdvice:
         """The rank of the embedding, and the depth to match."""

@@ -13,12 +13,14 @@ Deviations: the mean is taken instead of the best rank-one part, which is at mos
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from zoo_core.diagnose.replay import Replay, replayed
+from zoo_core.diagnose.feed_forward import FeedForward
+from zoo_core.diagnose.replay import Layer, Replay, replayed
 from zoo_core.diagnose.reports import Collapse
 
 
@@ -62,12 +64,13 @@ def ratios(
 
 
 def rank_collapse(model: Any, inputs: Mapping[str, Tensor] | Tensor) -> Collapse:
-    """The residual ratio by depth: in the model, with attention and skips only, attention only.
+    """The residual ratio by depth: in the model, and with skips, MLPs or both removed.
 
-    model: what enters each attention layer, and the last hidden states. The other two take what
-    enters the first layer through the attention layers alone; each is fed tokens of the same size
-    as in the model, which changes no ratio and keeps its scores where it was trained. One more
-    number than layers each. Runs on a copy in double precision.
+    model: what enters each attention layer, and the last hidden states. The others take what
+    enters the first layer through the attention layers with their skips, with their MLPs, or
+    alone, all without normalisation; each part is fed tokens of the same size as in the model,
+    which changes no ratio and keeps it where it was trained. One more number than layers each.
+    Runs on a copy in double precision.
     """
     with replayed(model, inputs) as replay:
         return collapse_of(replay)
@@ -87,7 +90,32 @@ def collapse_of(replay: Replay) -> Collapse:
         model=model,
         with_skip=tuple(ratios(states[0], replay.layers, mask=mask, skip=True, sizes=sizes)),
         attention_only=tuple(ratios(states[0], replay.layers, mask=mask, sizes=sizes)),
+        with_mlp=tuple(_with_mlp(replay, sizes, mask)),
     )
+
+
+def _with_mlp(replay: Replay, sizes: Sequence[Tensor], mask: Tensor) -> list[float]:
+    """The ratios through attention and MLPs without skips; none where a layer has no MLP."""
+    blocks = []
+    for layer, mlp in zip(replay.layers, replay.feed_forwards, strict=True):
+        if mlp is None or mlp.state.shape != layer.state.shape:
+            return []
+        blocks.append(_Block(layer, mlp, mask))
+    return ratios(replay.layers[0].state, blocks, mask=mask, sizes=sizes)
+
+
+@dataclass(frozen=True, eq=False)
+class _Block:
+    """An attention layer and its MLP, which is fed tokens of the size that it saw in the model."""
+
+    layer: Layer
+    mlp: FeedForward
+    mask: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        x = self.layer(x)
+        wanted, given = _size(self.mlp.state, self.mask), _size(x, self.mask)
+        return self.mlp(x * (wanted / given.clamp(min=1e-300)))
 
 
 def _size(x: Tensor, mask: Tensor | None) -> Tensor:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo_core.attention import Context, Site
+from zoo_core.diagnose.feed_forward import FeedForward, Run, feed_forward
 from zoo_core.diagnose.watching import Scratch, mechanism_names, supports_of
 from zoo_core.errors import ZooError
 from zoo_core.fidelity.observing import hidden_of, mask_for, observe
@@ -66,10 +67,12 @@ class Replay:
     """The self-attention layers of one forward, in order.
 
     model: the copy. last: its last hidden states. mask: bool (B, N), True = real token.
+    feed_forwards: the MLP after each layer, None where none was found.
     """
 
     model: nn.Module
     layers: list[Layer]
+    feed_forwards: list[FeedForward | None]
     last: Tensor
     mask: Tensor
 
@@ -139,7 +142,14 @@ def replayed(model: Any, inputs: Mapping[str, Tensor] | Tensor) -> Iterator[Repl
     taps = {site.path: Tap(running[site.path] or _softmax(site)) for site in sites}
     (stack_of(twin) or Stack(twin, adapter)).add(Patch(twin, "", [], dict(taps)))
     layers: list[Layer] = []
+    runs: dict[int, list[Run]] = {}
     with ExitStack() as hooks:
+        for name, linear in _linears_outside(twin, sites):
+
+            def note(module: Any, args: tuple[Any, ...], name: str = name) -> None:
+                runs.setdefault(len(layers) - 1, []).append(Run(name, module, args[0]))
+
+            hooks.callback(linear.register_forward_pre_hook(note).remove)
         for site in sites:
             module = twin.get_submodule(site.path)
 
@@ -156,7 +166,16 @@ def replayed(model: Any, inputs: Mapping[str, Tensor] | Tensor) -> Iterator[Repl
             hooks.callback(handle.remove)
         with torch.no_grad():
             seen = observe(twin, widened(inputs))
-    yield Replay(twin, layers, seen.tokens, seen.mask)
+    found = [feed_forward(twin, runs.pop(number, ())) for number in range(len(layers))]
+    yield Replay(twin, layers, found, seen.tokens, seen.mask)
+
+
+def _linears_outside(host: nn.Module, sites: list[Site]) -> Iterator[tuple[str, nn.Linear]]:
+    """The linear layers that belong to no attention layer, with their names."""
+    inside = tuple(f"{site.path}." for site in sites)
+    for name, module in host.named_modules():
+        if isinstance(module, nn.Linear) and not name.startswith(inside):
+            yield name, module
 
 
 def _softmax(site: Site) -> nn.Module:

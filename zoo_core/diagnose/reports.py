@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from zoo_core.plain import finite, table
+from zoo_core.plan import ranges, together
 
 #: What a diagnosis is made of, in this order; each is a field of the report.
 Part = Literal["attention", "rank", "lipschitz", "depth", "sensitivity"]
@@ -93,12 +94,14 @@ class AttentionScore:
 class Collapse:
     """Residual ratio by depth, 1 = tokens differ, 0 = all alike; see `rank_collapse`.
 
-    with_skip, attention_only: empty where tokens are dropped on the way.
+    with_skip, attention_only: without MLPs; empty where tokens are dropped on the way. with_mlp:
+        without skips; empty where a layer has no MLP that could be told from the rest as well.
     """
 
     model: tuple[float, ...]
     with_skip: tuple[float, ...]
     attention_only: tuple[float, ...]
+    with_mlp: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -147,7 +150,8 @@ class DepthAdvice:
 class Diagnosis:
     """The report of `zoo.diagnose.measure`. A part that was not asked for or not done is None.
 
-    samples: how many, described by `data`. unfinished: parts that an interruption left out.
+    samples: how many, described by `data`. unfinished: parts that an interruption left out or cut
+        off; of one that was cut off, what was measured until then is there.
     """
 
     model: str
@@ -163,14 +167,7 @@ class Diagnosis:
     @property
     def warnings(self) -> list[str]:
         """What to look at, in plain words, each with its layer and mechanism."""
-        found = []
-        for layer in self.attention or ():
-            where = f"{layer.path} ({layer.mechanism})"
-            for text, heads in _by_text(layer.heads).items():
-                numbers = ", ".join(map(str, heads))
-                found.append(f"{where}, head{'s' * (len(heads) > 1)} {numbers}: {text}")
-            if len(layer.heads) > 1 and layer.mean("agreement") > ALIKE:
-                found.append(f"{where}: its heads all look at the same")
+        found = [*_about_heads(self.attention or ())]
         if self.rank is not None and self.rank.model[-1] < COLLAPSED:
             found.append(f"rank collapse: the last states are alike to {self.rank.model[-1]:.1e}")
         for one in self.lipschitz or ():
@@ -184,7 +181,7 @@ class Diagnosis:
                 f"{self.depth.embedding} has rank {self.depth.rank} in a width of {self.depth.dim}"
             )
         if self.unfinished:
-            found.append(f"interrupted before: {', '.join(self.unfinished)}")
+            found.append(f"interrupted before these were done: {', '.join(self.unfinished)}")
         return found
 
     def as_dict(self) -> dict[str, Any]:
@@ -211,7 +208,7 @@ class Diagnosis:
         ]
         shown = [name.replace("_", " ") for name in _SHOWN]
         lines = table(("attention, mean of heads", "mechanism", *shown), rows)
-        return [*lines, *(one.without_map for one in self.attention if one.without_map)]
+        return [*lines, *_without_map(self.attention)]
 
     def _layer_lines(self) -> list[str]:
         """Rank, Jacobian norm and sensitivity, which go by depth."""
@@ -219,7 +216,8 @@ class Diagnosis:
         if self.rank is not None:
             columns += [
                 ("residual", self.rank.model),
-                ("skips only", self.rank.with_skip),
+                ("no MLPs", self.rank.with_skip),
+                ("no skips", self.rank.with_mlp),
                 ("attention only", self.rank.attention_only),
             ]
         if self.lipschitz is not None:
@@ -253,13 +251,36 @@ class Diagnosis:
         ]
 
 
-def _by_text(heads: Sequence[HeadScore]) -> dict[str, list[int]]:
-    """Each warning with the numbers of the heads it is about."""
-    found: dict[str, list[int]] = {}
-    for number, head in enumerate(heads):
-        for text in head.warnings():
-            found.setdefault(text, []).append(number)
-    return found
+def _about_heads(layers: Sequence[AttentionScore]) -> Iterator[str]:
+    """Warnings of heads, those that say the same of several layers in one."""
+    found: dict[tuple[str, str], dict[str, list[int]]] = {}
+    for layer in layers:
+        for number, head in enumerate(layer.heads):
+            for text in head.warnings():
+                places = found.setdefault((layer.mechanism, text), {})
+                places.setdefault(layer.path, []).append(number)
+        if len(layer.heads) > 1 and layer.mean("agreement") > ALIKE:
+            text = "the heads of a layer all look at the same"
+            found.setdefault((layer.mechanism, text), {})[layer.path] = []
+    for (mechanism, text), places in found.items():
+        yield f"{together(list(places))} ({mechanism}){_which(list(places.values()))}: {text}"
+
+
+def _which(heads: Sequence[Sequence[int]]) -> str:
+    """Which heads of some layers; nothing where whole layers are meant."""
+    first, count = heads[0], sum(map(len, heads))
+    if any(other != first for other in heads):
+        return f", {count} heads"
+    return f", head{'s' * (len(first) > 1)} {ranges(first)}" if first else ""
+
+
+def _without_map(layers: Sequence[AttentionScore]) -> list[str]:
+    """Why scores of maps are missing, layers that say the same in one line."""
+    found: dict[str, list[str]] = {}
+    for layer in layers:
+        if layer.without_map is not None:
+            found.setdefault(layer.without_map, []).append(layer.path)
+    return [f"{together(paths)}: {why}" for why, paths in found.items()]
 
 
 def _number(value: float) -> str:

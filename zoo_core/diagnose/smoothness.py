@@ -9,7 +9,7 @@ Transformers via Sensitivity Analysis", 2021.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -77,10 +77,24 @@ def lipschitz(
     bound: what a mechanism that has `lipschitz_bound` certifies for this number of tokens; a
     mechanism that keeps its layer below a `contraction` has that as its bound.
     """
+    scores = lipschitz_by_layer(model, inputs, iterations=iterations, seed=seed, progress=progress)
+    return list(scores)
+
+
+def lipschitz_by_layer(
+    model: Any,
+    inputs: Mapping[str, Tensor] | Tensor,
+    *,
+    iterations: int = 50,
+    seed: int = 0,
+    progress: Callable[[str], None] | None = None,
+) -> Iterator[LipschitzScore]:
+    """The same, each layer as soon as it is measured."""
     batch = named(inputs)
     first = {name: _only_real(x[:1], batch) for name, x in batch.items()}
     with replayed(model, first) as replay:
-        return [_score(layer, iterations, seed, progress) for layer in replay.layers]
+        for layer in replay.layers:
+            yield _score(layer, iterations, seed, progress)
 
 
 def _score(
@@ -125,9 +139,9 @@ def sensitivity(
     """How much the states of a model move when all its parameters do, by depth.
 
     Every parameter tensor is moved by noise of `size` times its own root mean square, so that one
-    of zeros stays. The numbers
-    are the relative change of the states divided by `size`, averaged over trials: 1 = a change of
-    the parameters changes the states as much. Runs on a copy in double precision.
+    of zeros stays. The numbers are the relative change of the states divided by `size`, averaged
+    over trials: 1 = a change of the parameters changes the states as much. Runs on a copy in double
+    precision.
     """
     with replayed(model, inputs) as replay, seeded(seed), torch.no_grad():
         twin, paths = replay.model, [layer.site.path for layer in replay.layers]

@@ -48,6 +48,10 @@ def transform(host: Any, processor: Any) -> Callable[[Any], Tensor] | None:
 
 def _place(host: nn.Module) -> str:
     """The directory or repository that a model was loaded from, or nothing."""
+    pulled: Any = getattr(host, "zoo_source", None)
+    if pulled is not None:  # its tokenizer came along, into the cache
+        cache: Any = import_module("zoo_core.hub.client").Client(endpoint=None, token=None)
+        return str(cache.folder(pulled.repo) / "snapshots" / pulled.commit)
     loaded = getattr(host, "zoo_loaded", None)
     config = getattr(host, "config", None)
     return getattr(loaded, "source", "") or getattr(config, "name_or_path", "") or ""

@@ -22,6 +22,8 @@ _MOST_PLACES = 9
 _SCALE = (172, 318)
 _ROW = 22
 _LONGEST_LABEL = 27
+#: A part of the step between two marks.
+_UNSEEN = 1e-3
 
 Point = tuple[float, float]
 
@@ -185,8 +187,8 @@ def _stroke(
 
 
 def _numbered(series: Sequence[Series]) -> Iterator[tuple[Series, int]]:
-    """Each line with its number among those that look alike."""
-    seen: dict[Style, int] = {}
+    """Each line with its number among those that look alike; ours takes the first of the others."""
+    seen: dict[Style, int] = {"other": sum(one.style == "ours" for one in series) - 1}
     for one in series:
         seen[one.style] = seen.get(one.style, -1) + 1
         yield one, seen[one.style]
@@ -236,7 +238,8 @@ def _steps(low: float, high: float, most: int = 5) -> list[float]:
     span = (high - low) or abs(high) or 1.0
     size = 10 ** math.floor(math.log10(span / most))
     step = next(size * k for k in (1, 2, 5, 10, 20) if span / (size * k) <= most)
-    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    # A value may lie beyond its mark by what nobody sees, such as a cosine of 1.0000001.
+    first, last = math.floor(low / step + _UNSEEN), math.ceil(high / step - _UNSEEN)
     return [round(n * step, 12) for n in range(first, max(last, first + 1) + 1)]
 
 

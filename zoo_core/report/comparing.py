@@ -14,6 +14,7 @@ from zoo_core.errors import OptionError, ZooError
 from zoo_core.fidelity.sources import read
 from zoo_core.report.measuring import examine
 from zoo_core.report.records import PARTS, Comparison, Part, Report
+from zoo_core.report.words import INTERRUPTED
 
 
 def compare(
@@ -33,12 +34,14 @@ def compare(
 
     models: a list, or a mapping from the name that the comparison shows. Each is a model, a
         checkpoint directory, or a function without arguments that gives one when its turn comes,
-        so that not all are in memory at once.
+        so that not all are in memory at once; or the `Report` of one that was examined before on
+        the same data, which is taken as it is.
     data, parts, limit and the others: as in `zoo_core.report.examine`.
     on_report: called with each report as soon as it is there.
 
     A model that cannot be examined is named in `failed`, with the reason; the others go on. Ctrl-C
-    keeps the models that are done. Raises ZooError for data that cannot be used.
+    keeps the models that are done, and the finished parts of the one at work; `failed` names the
+    rest. Raises ZooError for data that cannot be used.
     """
     pairs = models.items() if isinstance(models, Mapping) else enumerate(models, 1)
     named: dict[str | int, Any] = dict(pairs)
@@ -46,26 +49,32 @@ def compare(
         raise OptionError("there are no models to compare")
     source = read(data, column=column, limit=limit, seed=seed)
     how = {"parts": list(parts), "limit": limit, "groups": groups, "seed": seed, **how}
+    labels = [key if isinstance(key, str) else f"model {key}" for key in named]
     reports: list[Report] = []
     failed: dict[str, str] = {}
-    for key, model in named.items():
+    for number, (label, (key, model)) in enumerate(zip(labels, named.items(), strict=True)):
         name = key if isinstance(key, str) else None
-        label = f"model {key}" if name is None else name
         try:
             made = model() if _is_recipe(model) else model
-            tell = partial(_tell, progress, label)
-            report = examine(made, source, name=name, progress=tell, **how)
+            if isinstance(made, Report):
+                report = replace(made, name=name or made.name)
+            else:
+                tell = partial(_tell, progress, label)
+                report = examine(made, source, name=name, progress=tell, **how)
         except ZooError as error:
             failed[label] = str(error)
+            continue
         except KeyboardInterrupt:
             if not reports:
                 raise
-            failed[label] = "interrupted before it and those after it were done"
+            failed |= dict.fromkeys(labels[number:], INTERRUPTED)
             break
-        else:
-            reports.append(_renamed(report, {known.name for known in reports}))
-            if on_report:
-                on_report(reports[-1])
+        reports.append(_renamed(report, {known.name for known in reports}))
+        if on_report:
+            on_report(reports[-1])
+        if report.interrupted and not isinstance(made, Report):
+            failed |= dict.fromkeys(labels[number + 1 :], INTERRUPTED)
+            break
     if not reports:
         raise ZooError("; ".join(f"{label}: {reason}" for label, reason in failed.items()))
     return Comparison(tuple(reports), failed)

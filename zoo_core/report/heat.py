@@ -18,13 +18,13 @@ _CIVIDIS = ("00224e", "123570", "3b496c", "575d6d", "707173", "8a8678", "a59c74"
 _UNSIGNED = (*_CIVIDIS, "e1cc55", "fee838")
 _SIGNED = ("7f3b08", "b35806", "e08214", "fdb863", "f7f7f7", "b2abd2", "8073ac", "542788", "2d004b")
 
-#: Numbers below 0 that are smaller than this share of the largest are rounding.
-_ROUNDING = 1e-3
+#: Numbers below 0 that are smaller than this share of the largest get no colours of their own.
+_VISIBLE = 0.05
 
 
 def is_signed(cells: Cells) -> bool:
-    """Whether numbers below 0 mean something in this map."""
-    return -_least(cells) > _ROUNDING * peak(cells)
+    """Whether a map is shown in colours for both signs."""
+    return -least(cells) > _VISIBLE * peak(cells)
 
 
 def peak(cells: Cells) -> float:
@@ -44,7 +44,8 @@ def png(cells: Cells) -> str:
     return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode('ascii')}"
 
 
-def _least(cells: Cells) -> float:
+def least(cells: Cells) -> float:
+    """The lowest number; 0 without any."""
     return min((x for row in cells for x in row if math.isfinite(x)), default=0.0)
 
 

@@ -21,6 +21,7 @@ from zoo_core.diagnose.reports import Diagnosis
 from zoo_core.diagnose.reports import Part as DiagnosisPart
 from zoo_core.errors import OptionError, ZooError
 from zoo_core.fidelity import preparing
+from zoo_core.fidelity.originals import original_in
 from zoo_core.fidelity.reports import Retention
 from zoo_core.fidelity.retaining import MINIMUM, retention
 from zoo_core.fidelity.samples import Samples, encode
@@ -30,9 +31,9 @@ from zoo_core.inspection import inspect
 from zoo_core.isolation import one_line
 from zoo_core.patching import unwrap
 from zoo_core.report.racing import QUICK, race
-from zoo_core.report.records import PARTS, LayerMap, Part, Report, Speed
-from zoo_core.report.seeing import layer_maps
-from zoo_core.report.words import NOT_ASKED
+from zoo_core.report.records import PARTS, Maps, Part, Report, Speed
+from zoo_core.report.seeing import see
+from zoo_core.report.words import INTERRUPTED, NOT_ASKED
 from zoo_core.telling import Progress, silent
 
 #: "quick" leaves out what takes a backward pass for each layer, or many runs.
@@ -66,7 +67,8 @@ def examine(
 
     model: a model, patched or not, a checkpoint directory, or what else zoo.load takes.
     name: what to call it; by default the directory's name, or its class and attention.
-    data, teacher, tokenizer, max_length, column: as in `zoo.retention`; or a `Source` of `read`.
+    data, teacher, tokenizer, max_length, column: as in `zoo.retention`; data may be a `Source` of
+        `read`, and teacher a directory: a checkpoint, or stock weights.
     parts: "retention", "speed", "maps" (of one sample), "diagnosis".
     effort: "full" races longer and measures Jacobian norms and sensitivity as well.
     groups: the most rows and columns that a map is shown with. progress: told what is done.
@@ -82,13 +84,15 @@ def examine(
         model = load(model)
         tokenizer = tokenizer or preparing.from_directory(directory)
     host = unwrap(model)
+    if isinstance(teacher, str | Path):
+        teacher = original_in(teacher, host)
     if not isinstance(data, Source):
         data = read(data, column=column, limit=limit, seed=seed)
     source = _probed(data)
     samples = encode(source, host, tokenizer=tokenizer, max_length=max_length, minimum=MINIMUM)
     about = inspect(model)
     blank = Report(
-        name=name or (directory.name if directory else ""),
+        name=name or _name_of(directory),
         model=about,
         manifest=_manifest(directory),
         parameters=sum(parameter.numel() for parameter in host.parameters()),
@@ -116,7 +120,7 @@ def _measured(report: Report, job: _Job, parts: list[Part]) -> Report:
         except KeyboardInterrupt:
             if number == 0:
                 raise
-            missing |= dict.fromkeys(parts[number:], "interrupted before it was done")
+            missing |= dict.fromkeys(parts[number:], INTERRUPTED)
             break
         except ZooError as error:
             missing[part] = one_line(str(error))
@@ -151,12 +155,12 @@ class _Job:
         reads_text = self.samples.length(0) > 0
         return race(self.host, reads_text=reads_text, effort=effort, progress=self.tell)
 
-    def maps(self) -> tuple[LayerMap, ...]:
-        """The maps of one sample, that of median length."""
+    def maps(self) -> Maps:
+        """The maps of one sample, that of median length, and their rollout."""
         order = sorted(range(len(self.samples)), key=self.samples.length)
         batch = self.samples.batch(order[len(order) // 2 :][:1])
         batch = to_device(batch, next(self.host.parameters()).device)
-        return layer_maps(self.host, batch, groups=self.groups, progress=self.tell)
+        return see(self.host, batch, groups=self.groups, progress=self.tell)
 
     def diagnosis(self) -> Diagnosis:
         """What the heads do, and what the theory warns of."""
@@ -192,6 +196,13 @@ def _probed(source: Source) -> Source:
     if labelled and possible:
         return source
     return source._replace(items=[Item(item.value) for item in source.items])
+
+
+def _name_of(place: Path | None) -> str:
+    """What a directory, or owner/name@revision on the Hub, is called on the page."""
+    if place is None or place.is_dir():
+        return "" if place is None else place.absolute().name
+    return str(place).partition("@")[0]
 
 
 def _manifest(directory: Path | None) -> Manifest | None:

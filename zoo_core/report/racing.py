@@ -13,10 +13,11 @@ from torch import nn
 from zoo_core.architecture import ArchitectureAdapter
 from zoo_core.bench.cases import Case
 from zoo_core.bench.contest import Contest, Effort, Steps
-from zoo_core.bench.machine import describe_machine, headline
+from zoo_core.bench.machine import describe_machine
 from zoo_core.bench.models import Host
 from zoo_core.bench.rows import Row
 from zoo_core.bench.scaling import break_evens
+from zoo_core.bench.tables import headline
 from zoo_core.errors import ZooError
 from zoo_core.patching import adapter_of, stack_of
 from zoo_core.report.records import PATCHED, STOCK, Speed

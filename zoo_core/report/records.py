@@ -16,6 +16,8 @@ from zoo_core.checkpoint.manifest import Manifest
 from zoo_core.diagnose.reports import Diagnosis
 from zoo_core.fidelity.reports import Retention
 from zoo_core.plain import finite
+from zoo_core.plan import together
+from zoo_core.report.words import INTERRUPTED
 
 if TYPE_CHECKING:
     from zoo_core.inspection import ModelReport
@@ -75,7 +77,7 @@ class Speed:
 
 @dataclass(frozen=True)
 class LayerMap:
-    """The map of one attention layer on one sample, the mean of its heads.
+    """The map of one attention layer on one sample, the mean of its heads; or their rollout.
 
     queries, keys: real tokens. cells: the map, tokens joined into groups where they are many.
     near: share of the weight at most two tokens away, NaN in cross-attention; prefix: on CLS.
@@ -91,6 +93,27 @@ class LayerMap:
     prefix: float = math.nan
     over_image: Cells | None = None
     undefined: str | None = None
+
+
+@dataclass(frozen=True)
+class Maps:
+    """The maps of every attention layer on one sample.
+
+    rollout: what reaches the last layer's tokens through all layers and skip connections, or None
+        where a layer has no map, or one that is not square.
+    """
+
+    layers: tuple[LayerMap, ...]
+    rollout: LayerMap | None = None
+
+    @property
+    def undefined(self) -> list[str]:
+        """Why layers have no map, in words; layers that say the same together."""
+        missing: dict[str, list[str]] = {}
+        for one in self.layers:
+            if one.undefined is not None:
+                missing.setdefault(one.undefined, []).append(one.path)
+        return [f"{together(paths)}: {why}" for why, paths in missing.items()]
 
 
 @dataclass(frozen=True)
@@ -110,7 +133,7 @@ class Report:
     made: Mapping[str, str]
     retention: Retention | None = None
     speed: Speed | None = None
-    maps: tuple[LayerMap, ...] | None = None
+    maps: Maps | None = None
     diagnosis: Diagnosis | None = None
     missing: Mapping[str, str] = field(default_factory=dict)
 
@@ -123,6 +146,12 @@ class Report:
     def attention(self) -> str:
         """The short names of what runs, in words."""
         return " and ".join(name.rpartition("/")[2] for name in self.mechanisms)
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether Ctrl-C left something out."""
+        unfinished = self.diagnosis is not None and bool(self.diagnosis.unfinished)
+        return unfinished or INTERRUPTED in self.missing.values()
 
     @property
     def warnings(self) -> list[str]:
@@ -144,7 +173,7 @@ class Report:
 
     def as_dict(self) -> dict[str, Any]:
         """The report as a JSON object, without the cells of the maps; NaN becomes null."""
-        speed, maps = self.speed, self.maps
+        speed = self.speed
         plain: dict[str, Any] = finite(
             {
                 "name": self.name,
@@ -156,7 +185,7 @@ class Report:
                 "made": dict(self.made),
                 "retention": self.retention.as_dict() if self.retention else None,
                 "speed": speed and {**asdict(speed), "rows": [row.as_dict() for row in speed.rows]},
-                "maps": None if maps is None else [_without_cells(one) for one in maps],
+                "maps": None if self.maps is None else _without_cells(self.maps),
                 "diagnosis": self.diagnosis.as_dict() if self.diagnosis else None,
                 "missing": dict(self.missing),
                 "warnings": self.warnings,
@@ -189,6 +218,11 @@ class Comparison:
 
     reports: tuple[Report, ...]
     failed: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether Ctrl-C left something out."""
+        return INTERRUPTED in self.failed.values() or any(one.interrupted for one in self.reports)
 
     def page(self) -> Page:
         """The content of the page."""
@@ -225,5 +259,9 @@ class Comparison:
         return write(self.page(), path)
 
 
-def _without_cells(one: LayerMap) -> dict[str, Any]:
-    return {k: v for k, v in asdict(one).items() if k not in ("cells", "over_image")}
+def _without_cells(maps: Maps) -> dict[str, Any]:
+    def plain(one: LayerMap) -> dict[str, Any]:
+        return {k: v for k, v in asdict(one).items() if k not in ("cells", "over_image")}
+
+    rollout = None if maps.rollout is None else plain(maps.rollout)
+    return {"layers": [plain(one) for one in maps.layers], "rollout": rollout}

@@ -72,9 +72,17 @@ def _environment() -> Environment:
         "png": heat.png,
         "is_number": lambda cell: cell[:1] in "0123456789-" and len(cell) < _NUMBER,
     }
-    # The one colour scale of all maps, from 0 to the largest weight.
+    # The two colour scales of all maps: from 0 to the largest weight, and of both signs.
     environment.globals["scale"] = heat.png((tuple(n / 63 for n in range(64)),))
+    environment.globals["signed_scale"] = heat.png((tuple(n / 32 - 1 for n in range(65)),))
+    environment.tests["signed"] = _is_signed
     return environment
+
+
+def _is_signed(gallery: Gallery) -> bool:
+    """Whether a map of it is shown in the colours for both signs."""
+    pictures = (picture for figure in gallery.figures for picture in figure.pictures)
+    return any(heat.is_signed(picture.cells) for picture in pictures)
 
 
 def _markdown(block: Block) -> Iterator[str]:

@@ -12,7 +12,7 @@ from zoo_core.checkpoint import calibration
 from zoo_core.diagnose.reports import Diagnosis
 from zoo_core.fidelity.reports import SCORES, Estimate, Retention
 from zoo_core.plan import ranges
-from zoo_core.report import findings, words
+from zoo_core.report import findings, heat, words
 from zoo_core.report.blocks import (
     Block,
     Bullets,
@@ -29,9 +29,11 @@ from zoo_core.report.blocks import (
     Table,
     Text,
 )
-from zoo_core.report.records import PATCHED, STOCK, Cells, LayerMap, Report, Speed
+from zoo_core.report.records import PATCHED, STOCK, LayerMap, Report, Speed
 
 FLOOR = "uniform attention"
+#: Weights below 0 that are smaller than this share of the largest are rounding.
+_ROUNDING = 1e-3
 
 
 def page(report: Report) -> Page:
@@ -301,17 +303,25 @@ def _maps(report: Report) -> Iterator[Block]:
     if maps is None:
         yield absent(report, "maps")
         return
-    drawn = [one for one in maps if one.undefined is None]
-    if drawn:
+    figures = [
+        map_figure(one, f"layer {n}") for n, one in enumerate(maps.layers) if one.undefined is None
+    ]
+    if maps.rollout is not None:
+        figures.append(map_figure(maps.rollout, "rollout"))
+    if figures:
         yield Text(
             "Who looks (rows) at whom (columns), on one sample, the mean of the heads, padding "
             "left out. Each map has its own scale. Where tokens are many they are joined into "
-            "groups. A map with negative numbers, as the effective map of a mechanism without "
-            "weights may have, goes from brown over white to purple instead."
+            "groups. The effective map of a mechanism without weights may hold negative numbers."
         )
-        yield Gallery([map_figure(one, f"layer {n}") for n, one in enumerate(maps) if one in drawn])
-    if texts := list(dict.fromkeys(one.undefined for one in maps if one.undefined)):
-        yield Bullets([_sentence(text) for text in texts])
+        if maps.rollout is not None:
+            yield Text(
+                "The rollout follows the maps through all layers and skip connections: how much of "
+                "each token that enters (columns) reaches each token that leaves (rows)."
+            )
+        yield Gallery(figures)
+    if maps.undefined:
+        yield Bullets([_sentence(text) for text in maps.undefined])
 
 
 def map_figure(one: LayerMap, title: str) -> Figure:
@@ -320,7 +330,10 @@ def map_figure(one: LayerMap, title: str) -> Figure:
     if one.over_image is not None:
         seen = f"What the class token looks at in the image, {title}; most at {_place(one)}"
         pictures.append(Picture(one.over_image, seen))
-    facts = [one.mechanism, f"largest {words.number(_peak(one.cells))}"]
+    most, lowest = heat.peak(one.cells), heat.least(one.cells)
+    facts = [one.mechanism, f"largest {words.number(most)}"]
+    if -lowest > _ROUNDING * most:
+        facts.append(f"lowest {words.number(lowest)}")
     if not math.isnan(one.near):
         facts.append(f"{words.percent(one.near)} within 2 tokens")
     facts.append(f"{words.percent(one.prefix)} on the prefix")
@@ -340,10 +353,6 @@ def _place(one: LayerMap) -> str:
     cells = one.over_image or ()
     best = max((value, r, c) for r, row in enumerate(cells) for c, value in enumerate(row))
     return f"row {best[1] + 1} of {len(cells)}, column {best[2] + 1} of {len(cells[0])}"
-
-
-def _peak(cells: Cells) -> float:
-    return max((abs(value) for row in cells for value in row), default=0.0)
 
 
 #: Score of a head -> what the page calls it.
@@ -403,7 +412,10 @@ def _by_depth(found: Diagnosis) -> Iterator[Block]:
     if rank is not None:
         series = [Series("in the model", rank.model)]
         if rank.with_skip:
-            series.append(Series("attention and skips only", rank.with_skip, "stock"))
+            series.append(Series("without MLPs", rank.with_skip, "stock"))
+        if rank.with_mlp:
+            series.append(Series("without skips", rank.with_mlp, "other"))
+        if rank.attention_only:
             series.append(Series("attention only", rank.attention_only, "floor"))
         places = [str(number) for number in range(len(rank.model))]
         title = "Rank collapse: how different tokens are, 1 = most"

@@ -24,10 +24,9 @@ from zoo_core.report.blocks import (
     Table,
     Text,
 )
-from zoo_core.report.records import PATCHED, Comparison, LayerMap, Report
+from zoo_core.report.records import PATCHED, Comparison, LayerMap, Maps, Report
 
 _MOST_LINES = 6
-_MOST_MAPS = 3
 _MOST_WARNINGS = 3
 
 
@@ -61,9 +60,17 @@ def ranked(reports: Sequence[Report]) -> list[Report]:
 
 
 def overview(reports: Sequence[Report]) -> Table:
-    """One line for each model."""
-    heads = ("model", "attention", "kept", "95 % interval", "floor", "time", "memory", "warnings")
-    return Table("The models at a glance", heads, [_line(report) for report in reports])
+    """One line for each model; its attention where its name does not say that already."""
+    heads: tuple[str, ...] = ("model", "attention", "kept", "95 % interval", "floor")
+    heads += ("time", "memory", "warnings")
+    rows = [_line(report) for report in reports]
+    if all(report.name == report.attention for report in reports):
+        heads, rows = _without_second(heads), [_without_second(row) for row in rows]
+    return Table("The models at a glance", heads, rows)
+
+
+def _without_second(row: tuple[str, ...]) -> tuple[str, ...]:
+    return row[:1] + row[2:]
 
 
 def _line(report: Report) -> tuple[str, ...]:
@@ -93,10 +100,12 @@ def _memory(report: Report) -> float | None:
 def _verdict(reports: Sequence[Report], comparison: Comparison) -> Iterator[str]:
     known = [report for report in reports if findings.main_score(report) is not None]
     if known:
-        best = known[0]
+        best = words.number(_cosine(known[0]))
+        names = [report.name for report in known if words.number(_cosine(report)) == best]
+        keep, its = ("keeps", "its") if len(names) == 1 else ("keep", "their")
         yield (
-            f"{best.name} keeps most: its embeddings have a cosine of "
-            f"{words.number(_cosine(best))} to the original's."
+            f"{words.listed(names)} {keep} most: {its} embeddings have a cosine of {best} to the "
+            "original's."
         )
     raced = [(r.speed, r) for r in reports if r.speed and r.speed.ratio(r.speed.lengths[-1])]
     if raced:
@@ -226,34 +235,32 @@ def _maps(reports: Sequence[Report]) -> Iterator[Block]:
     yield from _absent(reports, "maps")
     figures = []
     for report in reports:
-        chosen = _spread([one for one in report.maps or () if one.undefined is None])
+        chosen = _spread(report.maps) if report.maps else []
         if chosen:
             pictures = [Picture(one.cells, sections.map_words(one, where)) for where, one in chosen]
-            layers = "layers" if len(chosen) > 1 else "layer"
-            caption = f"{layers} {', '.join(where.split()[-1] for where, _ in chosen)}"
-            figures.append(Figure(pictures, report.name, caption))
+            figures.append(Figure(pictures, report.name, ", ".join(where for where, _ in chosen)))
     if figures:
         yield Text(
-            "Who looks (rows) at whom (columns) in a few layers, on one sample, the mean of the "
-            "heads. Each map has its own scale; one with negative numbers goes from brown over "
-            "white to purple."
+            "Who looks (rows) at whom (columns) in the first and the last layer, on one sample, "
+            "the mean of the heads; and the rollout through all layers and skip connections. Each "
+            "map has its own scale."
         )
         yield Gallery(figures)
     undefined = [
-        f"{report.name}: {next(texts)}"
+        f"{report.name}: {text}"
         for report in reports
-        if any(one.undefined for one in report.maps or ())
-        and (texts := (one.undefined for one in report.maps or () if one.undefined))
+        if report.maps is not None
+        for text in report.maps.undefined
     ]
     if undefined:
         yield Bullets(undefined)
 
 
-def _spread(maps: Sequence[LayerMap]) -> list[tuple[str, LayerMap]]:
-    """The first, the middle and the last of the maps, with what to call them."""
-    last = len(maps) - 1
-    chosen = sorted({round(last * n / (_MOST_MAPS - 1)) for n in range(_MOST_MAPS)}) if maps else []
-    return [(f"layer {n}", maps[n]) for n in chosen]
+def _spread(maps: Maps) -> list[tuple[str, LayerMap]]:
+    """The first and the last of the maps, and the rollout, with what to call them."""
+    drawn = [(f"layer {n}", one) for n, one in enumerate(maps.layers) if one.undefined is None]
+    ends = [drawn[0], drawn[-1]] if len(drawn) > 1 else drawn
+    return ends if maps.rollout is None else [*ends, ("rollout", maps.rollout)]
 
 
 def _diagnosis(reports: Sequence[Report]) -> Iterator[Block]:
@@ -278,14 +285,22 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _warnings(reports: Sequence[Report]) -> Iterator[Block]:
+    """What is true of all models once, and then the gravest of each."""
+    common = [t for t in reports[0].warnings if all(t in other.warnings for other in reports)]
+    if common and len(reports) > 1:
+        yield Bullets([f"all models: {text}" for text in common])
     rows = []
     for report in reports:
-        found = report.warnings
+        found = [t for t in report.warnings if t not in common or len(reports) == 1]
         more = len(found) - _MOST_WARNINGS
-        shown = "; ".join(found[:_MOST_WARNINGS]) or "none"
-        rows.append((report.name, f"{shown}; and {more} more" if more > 0 else shown))
-    yield Text("The gravest of each model; its own report has all.")
-    yield Facts(rows)
+        shown = "; ".join(found[:_MOST_WARNINGS])
+        if shown:
+            rows.append((report.name, f"{shown}; and {more} more" if more > 0 else shown))
+    if rows:
+        yield Text("The gravest of each model; its own report has all.")
+        yield Facts(rows)
+    elif not common:
+        yield Text("There are none.")
 
 
 def _failed(comparison: Comparison) -> Iterator[Section]:

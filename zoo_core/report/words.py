@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from zoo_core.bench.rows import Ratio
 
 NOT_ASKED = "not asked for"
+INTERRUPTED = "interrupted before it was done"
 
 
 def number(value: float | None) -> str:
@@ -53,6 +55,13 @@ def milliseconds(seconds: float | None) -> str:
 def megabytes(size: int | None) -> str:
     """With one decimal."""
     return "-" if size is None else f"{size / 1e6:,.1f} MB"
+
+
+def listed(names: Sequence[str], most: int = 6) -> str:
+    """`a, b and c`; of many the first ones and how many more."""
+    if len(names) > most:
+        names = [*names[: most - 1], f"{len(names) - most + 1} more"]
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def plural(count: int, noun: str) -> str:
