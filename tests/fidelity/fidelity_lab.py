@@ -56,8 +56,11 @@ class Letters:
     def __len__(self) -> int:
         return 99
 
-    def __call__(self, texts: list[str], *, truncation: bool, max_length: int) -> dict[str, Any]:
-        ids = [[1, *(5 + ord(c) % 90 for c in text[: max_length - 2]), 2] for text in texts]
+    def __call__(
+        self, texts: list[str], *, truncation: bool = False, max_length: int | None = None
+    ) -> dict[str, Any]:
+        cut = max_length - 2 if truncation and max_length else None
+        ids = [[1, *(5 + ord(c) % 90 for c in text[:cut]), 2] for text in texts]
         return {"input_ids": ids, "attention_mask": [[1] * len(one) for one in ids]}
 
 
@@ -67,3 +70,16 @@ def state(model: nn.Module) -> dict[str, Tensor]:
 
 def changed(model: nn.Module, before: dict[str, Tensor]) -> set[str]:
     return {name for name, t in model.state_dict().items() if not torch.equal(t, before[name])}
+
+
+def calibrate_in_sight(directory: str, told: Any, settings: dict[str, Any]) -> None:
+    """A calibration in a process of its own, which tells each step and writes its result."""
+    model = bert()
+    report = zoo.calibrate(
+        model,
+        tokens(),
+        checkpoint=directory,
+        on_step=lambda now: told.send(now.step),
+        **settings,
+    )
+    torch.save((state(model), report.history), f"{directory}/result.pt")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import random
 import re
+import time
 from typing import Any
 
 import fidelity_lab as lab
@@ -20,6 +23,8 @@ from zoo_core.fidelity.training import Progress
 from zoo_core.fidelity.watching import describe
 
 QUICK: dict[str, Any] = {"steps": 10, "evaluate_every": 5, "batch_size": 4, "progress": False}
+IMPORTED = ["fidelity_lab", "zoo_core.builder", "zoo_core.fidelity.calibration"]
+IMPORTED += ["transformers.models.bert.modeling_bert", "zoo_attention.linformer.attention"]
 RATES = {"learning_rate": 5e-3, "host_learning_rate": 5e-4, "layer_share": 0.7}
 
 
@@ -189,6 +194,31 @@ class TestReproducible:
         assert not lab.changed(again, lab.state(whole))
         assert report.history == expected.history
         assert steps == list(range(step - step % 2 + 1, 11))
+
+    @pytest.mark.slow
+    def test_sigkill_at_any_moment_changes_nothing(self, uninterrupted, tmp_path) -> None:
+        """Two processes killed at random, wherever they are, in a save or between; then one."""
+        whole, expected = uninterrupted
+        context = multiprocessing.get_context("forkserver")  # which imports everything only once
+        context.set_forkserver_preload(IMPORTED)
+        steps = sorted(random.sample(range(1, 10), 2))
+        for step in (*steps, None):
+            ours, theirs = context.Pipe(duplex=False)
+            how = {**QUICK, "checkpoint_every": 1}
+            arguments = (str(tmp_path), theirs, how)
+            process = context.Process(target=lab.calibrate_in_sight, args=arguments, daemon=True)
+            process.start()
+            theirs.close()
+            if step is not None:
+                while ours.poll(60) and ours.recv() < step:
+                    pass
+                time.sleep(random.uniform(0, 0.02))
+                process.kill()
+            process.join(60)
+        assert process.exitcode == 0, steps
+        state, history = torch.load(tmp_path / "result.pt")
+        assert not lab.changed(whole, state), steps
+        assert history == expected.history
 
     def test_a_finished_run_is_not_run_again(self, tmp_path) -> None:
         first, second = lab.bert(), lab.bert()

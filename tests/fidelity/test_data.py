@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import sys
-import types
 
+import datasets
 import fidelity_lab as lab
 import pytest
 import torch
@@ -23,23 +24,16 @@ def texts_of(source: Source) -> list[str]:
     return [item.value for item in source.items]
 
 
-class Rows:
-    """A dataset as the `datasets` library has it."""
-
-    column_names = ("id", "text", "label")
-
-    def __len__(self) -> int:
-        return len(TEXTS)
-
-    def __getitem__(self, index: int) -> dict:
-        return {"id": index, "text": TEXTS[index], "label": index % 2}
+def rows() -> datasets.Dataset:
+    columns = {"id": range(20), "text": TEXTS, "label": [n % 2 for n in range(20)]}
+    return datasets.Dataset.from_dict({name: list(column) for name, column in columns.items()})
 
 
 class TestSources:
     def test_texts_files_and_streams_give_the_same(self, tmp_path) -> None:
         path = tmp_path / "texts.txt"
         path.write_text("\n\n".join(TEXTS))
-        for data in (TEXTS, tuple(TEXTS), iter(TEXTS), path, str(path), Rows()):
+        for data in (TEXTS, tuple(TEXTS), iter(TEXTS), path, str(path)):
             assert texts_of(read(data, limit=99)) == TEXTS
         assert texts_of(read(DataLoader(TEXTS, batch_size=3), limit=99)) == TEXTS
 
@@ -66,7 +60,7 @@ class TestSources:
         assert torch.equal(read(TensorDataset(pixels), limit=9).items[3].value, pixels[3])
 
     def test_labels(self) -> None:
-        assert [item.label for item in read(Rows(), limit=3, seed=0).items] != [None] * 3
+        assert [item.label for item in read(rows(), limit=3, seed=0).items] != [None] * 3
         pairs = DataLoader([(image, 3) for image in lab.images(4)], batch_size=2)
         assert [int(item.label) for item in read(pairs, limit=9).items] == [3] * 4
 
@@ -77,14 +71,6 @@ class TestSources:
         }
         items = read(DataLoader([0], collate_fn=lambda _: batch), limit=9).items
         assert [item.value["input_ids"].tolist() for item in items] == [[7, 8], [5, 6]]
-
-    def test_a_dataset_by_name(self, monkeypatch) -> None:
-        module = types.ModuleType("datasets")
-        module.load_dataset = lambda name, split: Rows()
-        monkeypatch.setitem(sys.modules, "datasets", module)
-        assert texts_of(read("owner/name", limit=99)) == TEXTS
-        with pytest.raises(zoo.ZooError, match="no column 'body'"):
-            read("owner/name", column="body", limit=99)
 
     def test_a_name_without_the_library(self, monkeypatch) -> None:
         monkeypatch.setitem(sys.modules, "datasets", None)
@@ -98,13 +84,66 @@ class TestSources:
             (lambda path: path, "holds no images"),
             (lambda path: {"a": 1}, "dict is no data"),
             (lambda path: ["", "  "], "no samples"),
+            (lambda path: "a text by itself " * 30, "goes into a list"),
             (lambda path: DataLoader([None], collate_fn=lambda _: 3), "a batch of type int"),
         ],
-        ids=["missing", "empty folder", "mapping", "blank", "odd loader"],
+        ids=["missing", "empty folder", "mapping", "blank", "one text", "odd loader"],
     )
     def test_what_cannot_be_read(self, make, message: str, tmp_path) -> None:
         with pytest.raises(zoo.ZooError, match=message):
             read(make(tmp_path), limit=9)
+
+
+class TestDatasets:
+    """What the `datasets` library has and reads, without a network."""
+
+    def test_its_objects(self) -> None:
+        unnamed = datasets.IterableDataset.from_generator(lambda: iter(rows()))
+        assert unnamed.column_names is None
+        for data in (rows(), rows().to_iterable_dataset(), unnamed):
+            items = read(data, limit=99).items
+            assert [item.value for item in items] == TEXTS
+            assert [item.label for item in items] == [n % 2 for n in range(20)]
+        assert texts_of(read(rows()["text"], limit=99)) == TEXTS
+        assert len(read(rows().to_iterable_dataset(), limit=3).items) == 3
+
+    def test_tokens_and_images(self) -> None:
+        ids = [one["input_ids"].tolist() for one in lab.tokens(3)]
+        made = datasets.Dataset.from_dict({"text": ["a"] * 3, "input_ids": ids})
+        samples = encode(read(made, limit=9), lab.bert(), minimum=2)
+        assert samples.length(1) == len(ids[1])
+        picture = [Image.new("L", (40, 40), 60 * n) for n in range(3)]
+        made = datasets.Dataset.from_dict({"image": picture, "label": [0, 1, 2]})
+        made = made.cast_column("image", datasets.Image())
+        samples = encode(read(made, limit=9), lab.vit(), minimum=2)
+        assert samples.batch([0, 1])["pixel_values"].shape == (2, 3, 32, 32)
+
+    def test_files_and_folders(self, tmp_path, monkeypatch) -> None:
+        monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+        folder = tmp_path / "files"
+        folder.mkdir()
+        lines = [json.dumps({"text": text, "label": 1}) for text in TEXTS]
+        (folder / "train.jsonl").write_text("\n".join(lines))
+        (tmp_path / "one.tsv").write_text("\n".join(["text\tlabel", *(f"{t}\t1" for t in TEXTS)]))
+        rows().save_to_disk(tmp_path / "saved")
+        for place in ("files", "files/train.jsonl", "one.tsv", "saved"):
+            items = read(tmp_path / place, limit=99).items
+            assert [item.value for item in items] == TEXTS, place
+            assert all(item.label is not None for item in items)
+
+    def test_what_cannot_be_read(self, tmp_path, monkeypatch) -> None:
+        monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+        with pytest.raises(zoo.ZooError, match=r"several splits, pass one of them \('a', 'b'\)"):
+            read(datasets.DatasetDict(a=rows(), b=rows()), limit=9)
+        with pytest.raises(zoo.ZooError, match=r"no column 'body' \(has: id, text, label\)"):
+            read(rows(), column="body", limit=9)
+        with pytest.raises(zoo.ZooError, match="pass column="):
+            read(rows().remove_columns("text"), limit=9)
+        with pytest.raises(zoo.ZooError, match="no samples in a dataset of 0 rows"):
+            read(rows().select([]), limit=9)
+        (tmp_path / "bad.jsonl").write_text("{")
+        with pytest.raises(zoo.ZooError, match=r"bad\.jsonl' could not be loaded"):
+            read(tmp_path / "bad.jsonl", limit=9)
 
 
 class TestSamples:
@@ -121,6 +160,23 @@ class TestSamples:
         assert self.encoded(["a" * 200] * 2, tokenizer=lab.Letters()).length(0) == 64
         cut = self.encoded(["a" * 200] * 2, tokenizer=lab.Letters(), max_length=9)
         assert cut.length(0) == 9
+
+    def test_packed_texts_fill_their_rows(self) -> None:
+        texts = ["abcdefgh", "ij", "klmnop"]
+        samples = self.encoded(texts, tokenizer=lab.Letters(), max_length=5, packed=True)
+        line = [i for one in lab.Letters()(texts)["input_ids"] for i in one]
+        assert len(samples) == len(line) // 5 == 4
+        batch = samples.batch(range(4))
+        assert batch["input_ids"].flatten().tolist() == line[:20]
+        assert batch["attention_mask"].all()
+        made = self.encoded(lab.tokens(8), max_length=16, packed=True)
+        assert {made.length(n) for n in range(len(made))} == {16}
+
+    def test_what_is_too_little_is_told(self) -> None:
+        with pytest.raises(zoo.ZooError, match="packed into 64 tokens these are 0 samples, too"):
+            self.encoded(["ab"] * 3, tokenizer=lab.Letters(), packed=True)
+        with pytest.raises(zoo.ZooError, match="1 of 2 samples have no tokens"):
+            self.encoded([{"input_ids": [4, 5]}, {"input_ids": []}])
 
     def test_a_folder_of_images_goes_through_the_models_transform(self, tmp_path) -> None:
         (tmp_path / "sub").mkdir()

@@ -15,7 +15,7 @@ def _on_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(EXAMPLES)
 
 
-@pytest.mark.parametrize("name", ["finetune_bert", "longer_context", "pipeline"])
+@pytest.mark.parametrize("name", ["finetune_bert", "freezing", "longer_context", "pipeline"])
 def test_it_can_be_imported(name: str) -> None:
     assert callable(import_module(name).main)
 

@@ -1,4 +1,4 @@
-"""Two processes give what one gives: torchrun's and accelerate's environment, gloo, CPU."""
+"""Two processes give what one gives: accelerate launch, with and without FSDP2, gloo, CPU."""
 
 from __future__ import annotations
 
@@ -6,57 +6,113 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import fidelity_lab as lab
 import pytest
 import torch
 
 import zoo_core as zoo
+from zoo_core.errors import DoesNotFit
+from zoo_core.fidelity import processes, sharding
+from zoo_core.fidelity.selection import select
 
+# Without FSDP the words are `--multi_gpu`; both mean torch's launcher, and gloo where
+# ACCELERATE_USE_CPU is set. `--cpu` asks for MPI.
+LAUNCH = ["-m", "accelerate.commands.launch", "--use_fsdp", "--fsdp_version", "2"]
+LAUNCH += ["--num_processes", "2", "--num_machines", "1", "--main_process_port", "0"]
+LAUNCH += ["--mixed_precision", "no", "--dynamo_backend", "no"]
 SCRIPT = """
-import sys
+import os, sys
 import torch
 import zoo_core as zoo
 sys.path.insert(0, sys.argv[1])
 import fidelity_lab as lab
+import test_processes as test
 
-model = lab.bert()
-rank = int(__import__("os").environ["RANK"])
-if rank:
-    torch.nn.init.normal_(model.encoder.layer[0].attention.self.zoo.project_keys)
-report = zoo.calibrate(model, lab.tokens(), progress=False, checkpoint=sys.argv[3], **{how})
-torch.save((model.state_dict(), report.history), f"{{sys.argv[2]}}/{{rank}}.pt")
+rank, found = int(os.environ["RANK"]), {}
+for mode in ("split", "whole"):
+    if mode == "whole":
+        del os.environ["ACCELERATE_USE_FSDP"]
+    state = {"checkpoint": f"{sys.argv[2]}/{mode}", "checkpoint_every": 2}
+    model = lab.bert()
+    if rank:
+        torch.nn.init.normal_(model.encoder.layer[0].attention.self.zoo.project_keys)
+    try:
+        test.calibrate_texts(model, on_step=test.stop_at(5), **state)
+    except test.Stopped:
+        report = test.calibrate_texts(model, **state)
+    found["texts", mode] = model.state_dict(), report.history
+    if mode == "split":
+        model = lab.vit()
+        report = test.calibrate_images(model)
+        found["images", mode] = model.state_dict(), report.history
+torch.save(found, f"{sys.argv[2]}/{rank}.pt")
 """
-HOW = {"steps": 10, "batch_size": 6, "accumulate": 2, "evaluate_every": 5}
+HOW: dict[str, Any] = {"steps": 6, "batch_size": 6, "accumulate": 2, "evaluate_every": 3}
+
+
+class Stopped(Exception):
+    pass
+
+
+def stop_at(step: int):
+    def watch(now: Any) -> None:
+        if now.step == step:
+            raise Stopped
+
+    return watch
+
+
+def calibrate_texts(model: torch.nn.Module, **how: Any):
+    return zoo.calibrate(model, lab.tokens(), progress=False, **{**HOW, **how})
+
+
+def calibrate_images(model: torch.nn.Module):
+    return zoo.calibrate(model, lab.images(), progress=False, train="all", **HOW)
 
 
 @pytest.mark.slow
 def test_two_processes_equal_one(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
-    script.write_text(SCRIPT.format(how=HOW))
+    script.write_text(SCRIPT)
     here = str(Path(__file__).parent)
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     run = subprocess.run(
-        [sys.executable, *launch, script, here, tmp_path, tmp_path / "state"],
+        [sys.executable, *LAUNCH, script, here, tmp_path],
         env={**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=300,
     )
     assert run.returncode == 0, run.stderr[-3000:]
-    alone = lab.bert()
-    start = lab.state(alone)
-    report = zoo.calibrate(alone, lab.tokens(), progress=False, **HOW)
-    (first, history), (second, _) = (torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1))
-    for name in start:
-        assert torch.equal(first[name], second[name]), name
-    # Another order of summation moves AdamW visibly where gradients are nothing but rounding.
-    trained = [name for name, tensor in start.items() if not torch.equal(first[name], tensor)]
-    apart, moved = (
-        sum((first[name] - other[name]).square().sum() for name in trained).sqrt()
-        for other in (alone.state_dict(), start)
-    )
-    assert apart < 0.02 * moved
-    for theirs, ours in zip(history, report.history, strict=True):
-        assert theirs[2:] == pytest.approx(ours[2:], rel=5e-3)
-    assert (tmp_path / "state" / "state.json").exists()
+    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1))
+    texts, images = lab.bert(), lab.vit()
+    start = {"texts": lab.state(texts), "images": lab.state(images)}
+    reports = {"texts": calibrate_texts(texts), "images": calibrate_images(images)}
+    alone = {"texts": texts.state_dict(), "images": images.state_dict()}
+    assert set(first) == {("texts", "split"), ("images", "split"), ("texts", "whole")}
+    for (data, mode), (state, history) in first.items():
+        for name, tensor in second[data, mode][0].items():
+            assert torch.equal(state[name], tensor), (mode, name)
+        # Another order of summation moves AdamW visibly where gradients are nothing but rounding.
+        trained = [name for name in state if not torch.equal(state[name], start[data][name])]
+        apart, moved = (
+            sum((state[name] - other[name]).square().sum() for name in trained).sqrt()
+            for other in (alone[data], start[data])
+        )
+        assert apart < 0.02 * moved, (data, mode)
+        for theirs, ours in zip(history, reports[data].history, strict=True):
+            assert theirs[2:] == pytest.approx(ours[2:], rel=5e-3)
+
+
+def test_a_tensor_that_two_units_share_is_refused() -> None:
+    model = lab.bert("linformer", options={"rank": 4, "share": "layers"})
+    with pytest.raises(DoesNotFit, match="share a tensor that is trained"):
+        sharding.shard(model, select(model, "mechanism"), mesh=None)
+
+
+def test_fsdp_of_the_first_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    monkeypatch.setenv("FSDP_VERSION", "1")
+    with pytest.raises(zoo.ZooError, match="--fsdp_version 2"):
+        processes._mesh("cpu", 2)

@@ -19,6 +19,9 @@ from zoo_core.fidelity.settings import Settings
 @click.argument("data")
 @data_options
 @click.option(
+    "--packed", is_flag=True, help="Join texts into rows of the maximal length; no padding."
+)
+@click.option(
     "-o",
     "--output",
     "target",
@@ -44,6 +47,7 @@ def command(
     tokenizer: Path | None,
     max_length: int | None,
     column: str | None,
+    packed: bool,
     target: Path,
     checkpoint: Path | None,
     picture: Path | None,
@@ -52,16 +56,18 @@ def command(
 ) -> None:
     """Train the attention of the checkpoint DIRECTORY to answer as the stock one did, on DATA.
 
-    DATA is a text file (one text a line), a folder of images, or the name of a dataset for the
-    `datasets` library. The result is another checkpoint, with the report in its manifest.
+    DATA is a text file (one text a line), a folder of images, or, for the `datasets` library, a
+    .csv, .tsv, .json, .jsonl or .parquet file, a folder of these, or a name. The result is another
+    checkpoint, with the report in its manifest.
     """
     from zoo_core.checkpoint import load, save
     from zoo_core.fidelity.calibration import calibrate
+    from zoo_core.fidelity.originals import original_in
     from zoo_core.fidelity.processes import Processes
 
     with output.working(f"loading {directory}"):
         model = load(directory)
-        original = None if teacher is None else load(teacher)
+        original = None if teacher is None else original_in(teacher, model)
         known = tokenizer_of(tokenizer or directory, needed=tokenizer is not None)
     report = calibrate(
         model,
@@ -69,6 +75,7 @@ def command(
         teacher=original,
         tokenizer=known,
         max_length=max_length,
+        packed=packed,
         column=column,
         checkpoint=checkpoint,
         **settings,

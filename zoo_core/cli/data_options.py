@@ -17,7 +17,7 @@ _OPTIONS = (
     click.option(
         "--teacher",
         type=_DIRECTORY,
-        help="Checkpoint of the original. Default: the model itself without its patches.",
+        help="Checkpoint or stock weights of the original. Default: the model without its patches.",
     ),
     click.option(
         "--tokenizer",

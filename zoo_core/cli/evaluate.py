@@ -48,16 +48,18 @@ def command(
     """Measure on DATA how much of the original the checkpoint DIRECTORY keeps.
 
     Every score stands beside that of uniform attention, the floor, and that of the original. DATA
-    is a text file (one text a line), a folder of images, or the name of a dataset.
+    is a text file (one text a line), a folder of images, or, for the `datasets` library, a .csv,
+    .tsv, .json, .jsonl or .parquet file, a folder of these, or a name.
     """
     with output.working(f"measuring {directory}"):
         from zoo_core.checkpoint import load
+        from zoo_core.fidelity.originals import original_in
         from zoo_core.fidelity.retaining import retention
 
         model = load(directory)
         report = retention(
             model,
-            None if teacher is None else load(teacher),
+            None if teacher is None else original_in(teacher, model),
             data,
             labels=None if labels is None else _lines(labels),
             tokenizer=tokenizer_of(tokenizer or directory, needed=tokenizer is not None),

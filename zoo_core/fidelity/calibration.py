@@ -10,6 +10,7 @@ from torch import nn
 
 from zoo_core.checkpoint.calibration import keep
 from zoo_core.errors import PatchError
+from zoo_core.fidelity import sharding
 from zoo_core.fidelity.healing import Healing
 from zoo_core.fidelity.processes import Processes
 from zoo_core.fidelity.reports import Report
@@ -32,6 +33,7 @@ def calibrate(
     teacher: Any = None,
     tokenizer: Any = None,
     max_length: int | None = None,
+    packed: bool = False,
     batch_size: int = 8,
     steps: int = 300,
     train: str = "attention",
@@ -46,13 +48,15 @@ def calibrate(
     First each patched attention layer by itself: fed what the stock model's layer sees, it learns
     that layer's output. Then the model as a whole: hidden states, and its embedding or logits.
 
-    data: a list or stream of texts, a text file, a folder of images, a `datasets` dataset or its
-        name, a DataLoader. A quarter of it, at most `held_out` samples, is only measured on.
+    data: a list or stream of texts, a text file, a folder of images, a DataLoader; a `datasets`
+        dataset, stream or name, or its files (see `zoo_core.fidelity.sources.read`). A quarter of
+        it, at most `held_out` samples, is only measured on.
     teacher: the original; by default the model itself without its patches, whose weights are not
         copied except for those that are trained.
     tokenizer: by default that of the directory or repository the model was loaded from; for
         images an image processor, by default timm's transform of the model.
-    max_length: longest text in tokens. batch_size: samples of one forward.
+    max_length: longest text in tokens. packed: join texts into rows of just that length, instead
+        of padding each batch to its longest text. batch_size: samples of one forward.
     steps: optimiser steps over both stages.
     train: "mechanism" (its own tensors only), "attention" (the projections around it too), "all".
         Of a model with LoRA adapters, only what PEFT left trainable.
@@ -61,8 +65,9 @@ def calibrate(
     on_step: called after each step. progress: show a bar; by default on a terminal.
     settings: the other fields of `zoo_core.fidelity.settings.Settings`.
 
-    Under `accelerate launch` or torchrun every process takes its share of each batch, with all of
-    the weights.
+    Under `accelerate launch` or torchrun every process takes its share of each batch. With
+    `--use_fsdp --fsdp_version 2` what is trained, its gradients and the optimiser's moments are
+    split over the processes too; in the end each of them has the whole model.
     Modes, requires_grad flags and gradients are left as they were. On any error the weights are
     too, and ZooError says what to do.
     """
@@ -75,17 +80,34 @@ def calibrate(
     selection = select(host, chosen.train)
     original = teacher_host(host, teacher)
     processes = Processes.here()
-    samples = _samples(host, data, column, tokenizer, max_length, chosen)
-    if processes.accelerator is not None:
-        host.to(processes.accelerator.device)
-    processes.agree([*host.parameters(), *host.buffers()])
-    healing = Healing.of(host, original, selection, samples, chosen, tokenizer)
+    samples = _samples(
+        host,
+        data,
+        chosen,
+        column=column,
+        tokenizer=tokenizer,
+        max_length=max_length,
+        packed=packed,
+    )
+    for one in dict.fromkeys((host, original)):
+        if processes.accelerator is not None:
+            one.to(processes.accelerator.device)
+        processes.agree([*one.parameters(), *one.buffers()])
     with (
         kept(host, selection),
         bar(chosen.steps, "cosine", shown=_shown(progress, processes)) as tell,
     ):
         watchers = (tell, on_step) if on_step else (tell,)
+        mesh = processes.mesh
+        work = host if mesh is None else sharding.copy_to_train(host, selection)
+        teaches = work if original is host else original
+        trained = sharding.chosen_in(work, selection)
+        healing = Healing.of(work, teaches, trained, samples, chosen, tokenizer)
+        if mesh is not None:  # the teacher, made by now, has kept the tensors whole
+            healing.selection = sharding.shard(work, trained, mesh)
         report = healing.run(processes, checkpoint, watchers)
+        if mesh is not None:
+            sharding.give_back(host, work, selection)
     keep(host, attention_block(host), report.summary())
     return report
 
@@ -95,13 +117,9 @@ def _shown(progress: bool | None, processes: Processes) -> bool | None:
 
 
 def _samples(
-    host: nn.Module,
-    data: Any,
-    column: str | None,
-    tokenizer: Any,
-    max_length: int | None,
-    settings: Settings,
+    host: nn.Module, data: Any, settings: Settings, *, column: str | None, **how: Any
 ) -> Samples:
+    """As many samples as the steps can see. how: as in `encode`."""
     limit = settings.steps * settings.samples_per_step + settings.held_out
     source = read(data, column=column, limit=max(limit, MINIMUM), seed=settings.seed)
-    return encode(source, host, tokenizer=tokenizer, max_length=max_length, minimum=MINIMUM)
+    return encode(source, host, minimum=MINIMUM, **how)

@@ -94,7 +94,8 @@ def distil(
     processor: an image processor, for images that are not tensors yet.
     settings: the other fields of `DistilSettings`: kind, alpha, temperature, learning_rate, ...
 
-    checkpoint, on_step, progress, several processes, and what is left as it was: see calibrate.
+    checkpoint, on_step, progress, several processes (all with the whole student, under FSDP too),
+        and what is left as it was: see calibrate.
     """
     values = {"batch_size": batch_size, "steps": steps, **settings}
     chosen = DistilSettings.of(values, owner="distil")

@@ -24,6 +24,7 @@ from zoo_core.fidelity.retaining import Scale, evaluating
 from zoo_core.fidelity.samples import Samples
 from zoo_core.fidelity.selection import Selection, mechanism_buffers
 from zoo_core.fidelity.settings import Settings
+from zoo_core.fidelity.sharding import whole
 from zoo_core.fidelity.training import Progress, Run, Stage
 from zoo_core.patching import attention_block, auxiliary_loss
 
@@ -203,7 +204,7 @@ class Healing:
         """What must agree for a run on disk to be continued."""
         weights = hashlib.sha256()
         for parameter in self.selection.host.values():
-            weights.update(parameter.detach().float().cpu().numpy().tobytes())
+            weights.update(whole(parameter.detach()).float().cpu().numpy().tobytes())
         return {
             "settings": self.settings.as_dict(),
             "data": self.digest,

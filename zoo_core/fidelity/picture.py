@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from zoo_core.errors import ZooError
 from zoo_core.fidelity.reports import Estimate, LayerScore, Retention
+
+_NEAR = 0.95  # Where every cosine is above it, the axis begins here: nothing less is to be seen.
 
 
 def draw(measured: Mapping[str, Retention], path: str | Path) -> None:
@@ -22,11 +25,15 @@ def draw(measured: Mapping[str, Retention], path: str | Path) -> None:
     if not all(retention.layers for retention in measured.values()):
         raise ZooError("there is nothing to draw by layer: the two models are built differently")
     # Without pyplot, which would choose a window system and keep the figure.
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    figure = Figure(figsize=(9, 3.9), layout="constrained")
     left, right = figure.subplots(1, 2)
     _panel(left, measured, "error", "error of the attention output")
+    left.set_ylim(bottom=0)
     _panel(right, measured, "cosine", "cosine of the tokens that enter")
-    left.legend(frameon=False)
+    lowest = min(right.get_ylim()[0], _NEAR)
+    right.set_ylim(lowest, 1 + 0.04 * (1 - lowest))
+    lines, names = left.get_legend_handles_labels()
+    figure.legend(lines, names, loc="outside lower center", ncols=len(lines), frameon=False)
     figure.savefig(path, dpi=150)
 
 
@@ -35,18 +42,32 @@ def _panel(axes: Any, measured: Mapping[str, Retention], score: str, title: str)
     for name, retention in measured.items():
         floor = retention.layers
         estimates = [_of(layer, score) for layer in floor]
-        numbers = range(len(estimates))
-        axes.plot(numbers, [one.value for one in estimates], marker="o", label=name or "patched")
+        numbers = _numbers(floor)
+        axes.plot(
+            numbers,
+            [one.value for one in estimates],
+            marker="o",
+            markersize=4,
+            label=name or "patched",
+        )
         axes.fill_between(
             numbers, [one.low for one in estimates], [one.high for one in estimates], alpha=0.2
         )
     lowest = [_of(layer, score).floor for layer in floor]
-    axes.plot(range(len(lowest)), lowest, color="grey", linestyle=":", label="uniform attention")
+    style = {"color": "grey", "linestyle": ":", "marker": ".", "label": "uniform attention"}
+    axes.plot(_numbers(floor), lowest, **style)
     axes.set_title(title, fontsize=10)
     axes.set_xlabel("attention layer")
-    axes.set_xticks(range(len(lowest)))
+    axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
+
+
+def _numbers(layers: Sequence[LayerScore]) -> list[int]:
+    """The numbers of the layers as their paths have them; places, where those do not tell."""
+    found = [re.search(r"\.(\d+)\.", f".{layer.path}.") for layer in layers]
+    numbers = [int(one[1]) for one in found if one]
+    return numbers if len(set(numbers)) == len(layers) else list(range(len(layers)))
 
 
 def _of(layer: LayerScore, score: str) -> Estimate:

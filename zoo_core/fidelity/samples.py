@@ -113,6 +113,7 @@ def encode(
     *,
     tokenizer: Any = None,
     max_length: int | None = None,
+    packed: bool = False,
     minimum: int,
 ) -> Samples:
     """Turn items into samples for a host model.
@@ -120,6 +121,8 @@ def encode(
     tokenizer: for texts a tokenizer, for images an image processor; by default that of the
         directory or repository the model was loaded from, and for timm the model's own transform.
     max_length: longest text in tokens; by default, and at most, what the host can see.
+    packed: join texts, and cut them into rows of that length, which need no padding; labels are
+        lost. A row's tokens see all texts in it.
     Raises ZooError for fewer than `minimum` samples, or items that do not fit the model.
     """
     items = source.items
@@ -140,18 +143,48 @@ def encode(
         wanted = "images" if _sees_images(host) else "texts"
         raise ZooError(f"{type(host).__name__} takes {wanted}; {source.description} holds {kind}")
     if kind == "images":
+        if packed:
+            raise ZooError("images are all of one size: packed= is for texts")
         inputs = [_ready(item.value) for item in items]
         return Samples(inputs=inputs, prepare=preparing.transform(host, tokenizer), **known)
     longest = _longest(host, max_length)
     if kind == "texts":
         tokenizer = tokenizer or preparing.tokenizer_of(host)
-        inputs = _tokenise(tokenizer, [item.value for item in items], longest)
-        pad = {"input_ids": tokenizer.pad_token_id or 0}
-        left = getattr(tokenizer, "padding_side", "right") == "left"
-        return Samples(inputs=inputs, pad=pad, pad_left=left, **known)
-    inputs = [_tokens(item.value, longest) for item in items]
-    pad = {"input_ids": getattr(getattr(host, "config", None), "pad_token_id", None) or 0}
-    return Samples(inputs=inputs, pad=pad, **known)
+        cut = None if packed else longest
+        inputs = _tokenise(tokenizer, [item.value for item in items], cut)
+        known |= {"pad": {"input_ids": tokenizer.pad_token_id or 0}}
+        known["pad_left"] = getattr(tokenizer, "padding_side", "right") == "left"
+    else:
+        inputs = [_tokens(item.value, None if packed else longest) for item in items]
+        pad = getattr(getattr(host, "config", None), "pad_token_id", None) or 0
+        known["pad"] = {"input_ids": pad}
+    _check_filled(inputs, source.description)
+    if packed:
+        inputs = _packed(inputs, longest, source.description, minimum)
+        known |= {"labels": None, "description": f"{source.description}, packed"}
+    return Samples(inputs=inputs, **known)
+
+
+def _check_filled(inputs: Sequence[Mapping[str, Tensor]], description: str) -> None:
+    empty = sum(not len(one["input_ids"]) for one in inputs)
+    if empty:
+        raise ZooError(f"{description}: {empty} of {len(inputs)} samples have no tokens")
+
+
+def _packed(
+    inputs: Sequence[dict[str, Tensor]], length: int, description: str, minimum: int
+) -> list[dict[str, Tensor]]:
+    """All tokens in one line, cut into rows of `length`; what is left over is dropped."""
+    names = [name for name in inputs[0] if name != "position_ids"]
+    line = {name: torch.cat([one[name] for one in inputs]) for name in names}
+    rows = len(line["input_ids"]) // length
+    if rows < minimum:
+        raise ZooError(
+            f"{description}: packed into {length} tokens these are {rows} samples, too few; at "
+            f"least {minimum} are needed"
+        )
+    cut = {name: whole[: rows * length].view(rows, length) for name, whole in line.items()}
+    return [{name: cut[name][row] for name in names} for row in range(rows)]
 
 
 def _kind(item: Item) -> str:
@@ -190,16 +223,16 @@ def _longest(host: nn.Module, max_length: int | None) -> int:
     return max_length or limit
 
 
-def _tokenise(tokenizer: Any, texts: list[str], longest: int) -> list[dict[str, Tensor]]:
-    """All texts in one call, which fast tokenizers spread over the processors."""
-    encoded = tokenizer(texts, truncation=True, max_length=longest)
+def _tokenise(tokenizer: Any, texts: list[str], longest: int | None) -> list[dict[str, Tensor]]:
+    """All texts in one call, which fast tokenizers spread over the processors; None: uncut."""
+    encoded = tokenizer(texts, truncation=longest is not None, max_length=longest)
     names = [name for name in encoded if len(encoded[name]) == len(texts)]
     return [
         {name: torch.tensor(encoded[name][index]) for name in names} for index in range(len(texts))
     ]
 
 
-def _tokens(value: Mapping[str, Any], longest: int) -> dict[str, Tensor]:
+def _tokens(value: Mapping[str, Any], longest: int | None) -> dict[str, Tensor]:
     row = {k: torch.as_tensor(one)[:longest] for k, one in value.items() if k in _TOKEN_INPUTS}
     row.setdefault("attention_mask", torch.ones_like(row["input_ids"]))
     return row

@@ -18,6 +18,16 @@ from torch.utils.data import DataLoader
 from zoo_core.errors import ZooError
 
 IMAGES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
+# Read by the `datasets` library: as files, and as what its save_to_disk leaves in a folder.
+_FORMATS = {
+    ".csv": "csv",
+    ".json": "json",
+    ".jsonl": "json",
+    ".parquet": "parquet",
+    ".tsv": "csv",
+}
+_LONGEST_NAME = 255
+_SAVED = ("dataset_info.json", "dataset_dict.json")
 _LABELS = ("labels", "label")
 _RAW = ("text", "sentence", "image", "img")
 _READY = ("input_ids", "pixel_values")
@@ -40,9 +50,10 @@ class Source(NamedTuple):
 def read(data: Any, *, column: str | None = None, limit: int, seed: int = 0) -> Source:
     """At most `limit` items of whatever a user calls data; blank texts are left out.
 
-    data: a text file (one text a line), a folder of images, the name of a dataset for the
-        `datasets` library or such a dataset, a DataLoader, or an iterable of texts, images,
-        mappings, or (input, label) pairs.
+    data: a text file (one text a line), a folder of images, a DataLoader, or an iterable of texts,
+        images, mappings, or (input, label) pairs. With the `datasets` library also one of its
+        datasets (one split) or streams, a .csv, .tsv, .json, .jsonl or .parquet file, a folder
+        of these, or a name, of which the split called train is read.
     column: which column of a dataset to read; by default the first that looks like an input.
     Where the number is known, the items are drawn at random; of a stream they are the first.
     Raises ZooError where nothing is there, or for items that cannot be understood.
@@ -63,8 +74,7 @@ def _open(data: Any, column: str | None) -> tuple[Iterable[Any], str]:
     if isinstance(data, DataLoader):
         return _unbatched(data), "a DataLoader"
     if hasattr(data, "column_names"):
-        rows = _column(data, column)
-        return rows, f"a dataset of {len(rows)} rows"
+        return _dataset(data, column)
     listed = hasattr(data, "__getitem__") and hasattr(data, "__len__")
     if isinstance(data, Mapping) or not (listed or isinstance(data, Iterable)):
         raise ZooError(
@@ -105,45 +115,79 @@ class Labelled(_Indexed):
 
 def _named(data: str | Path, column: str | None) -> tuple[Iterable[Any], str]:
     path = Path(data)
+    if len(path.name.encode()) > _LONGEST_NAME:
+        raise ZooError(f"{path.name[:40]!r}... is no file; a text by itself goes into a list")
+    if path.is_file() and path.suffix.lower() in _FORMATS:
+        return _dataset(_from_file(path), column)[0], path.name
     if path.is_file():
         try:
             return path.read_text(encoding="utf-8").splitlines(), path.name
         except UnicodeDecodeError as error:
             raise ZooError(f"{path} is not a text file in UTF-8: {error}") from error
     if path.is_dir():
-        images = sorted(p for p in path.rglob("*") if p.suffix.lower() in IMAGES)
-        if not images:
-            raise ZooError(f"the folder {path} holds no images ({', '.join(sorted(IMAGES))})")
-        return images, f"{path.name}/"
+        return _folder(path, column), f"{path.name}/"
     if isinstance(data, Path):
         raise ZooError(f"there is no file or folder {path}")
-    return _column(_load_dataset(data), column), data
+    return _dataset(_loaded(data, "load_dataset", data, split="train"), column)[0], data
 
 
-def _load_dataset(name: str) -> Any:
+def _from_file(path: Path) -> Any:
+    kind, suffix = _FORMATS[path.suffix.lower()], path.suffix.lower()
+    how = {"sep": "\t"} if suffix == ".tsv" else {}
+    return _loaded(path, "load_dataset", kind, data_files=str(path), split="train", **how)
+
+
+def _folder(path: Path, column: str | None) -> Iterable[Any]:
+    """A folder of images, or one that holds a dataset."""
+    if any((path / name).exists() for name in _SAVED):
+        return _dataset(_loaded(path, "load_from_disk", str(path)), column)[0]
+    images = sorted(p for p in path.rglob("*") if p.suffix.lower() in IMAGES)
+    if images:
+        return images
+    if any(p.suffix.lower() in _FORMATS for p in path.rglob("*")):
+        return _dataset(_loaded(path, "load_dataset", str(path), split="train"), column)[0]
+    raise ZooError(
+        f"the folder {path} holds no images ({', '.join(sorted(IMAGES))}) and no dataset "
+        f"({', '.join(_FORMATS)})"
+    )
+
+
+def _loaded(place: str | Path, verb: str, *args: Any, **kwargs: Any) -> Any:
+    """What the `datasets` library loads. Raises ZooError without it, and for what it raises."""
     try:
-        from datasets import load_dataset  # type: ignore[import-not-found, unused-ignore]
+        import datasets
     except ImportError as error:
+        what = "is a dataset" if Path(place).exists() else "is neither a file nor a folder"
         raise ZooError(
-            f"{name!r} is neither a file nor a folder; to load a dataset of that name, "
-            "pip install datasets. A text by itself goes into a list"
+            f"{str(place)!r} {what}; to load a dataset, pip install 'zoo-core[data]'. "
+            "A text by itself goes into a list"
         ) from error
     try:
-        return load_dataset(name, split="train")
+        return getattr(datasets, verb)(*args, **kwargs)
     except Exception as error:  # Whatever the library, the network or the disk make of a name.
-        raise ZooError(f"the dataset {name!r} could not be loaded: {error}") from error
+        raise ZooError(f"the dataset {str(place)!r} could not be loaded: {error}") from error
 
 
-def _column(dataset: Any, column: str | None) -> Sequence[Any]:
-    """The rows of a `datasets` dataset as items."""
-    names = list(dataset.column_names)
+def _dataset(dataset: Any, column: str | None) -> tuple[Iterable[Any], str]:
+    """The rows of a `datasets` dataset or stream as items."""
+    if isinstance(dataset, Mapping):
+        splits = ", ".join(map(repr, dataset))
+        raise ZooError(f"the dataset has several splits, pass one of them ({splits})")
+    names = dataset.column_names or list(next(iter(dataset), {}))  # A stream may not know them.
     if column is not None and column not in names:
         raise ZooError(f"the dataset has no column {column!r} (has: {', '.join(names)})")
     chosen = column or next((name for name in (*_READY, *_RAW) if name in names), None)
     if chosen is None:
         raise ZooError(f"which column holds the inputs? pass column= (has: {', '.join(names)})")
     label = next((name for name in _LABELS if name in names), None)
-    return _Rows(dataset, chosen, label)
+    if not hasattr(dataset, "__len__"):
+        return (_row(row, chosen, label) for row in dataset), "a stream of rows"
+    return _Rows(dataset, chosen, label), f"a dataset of {len(dataset)} rows"
+
+
+def _row(row: Mapping[str, Any], column: str, label: str | None) -> Item:
+    value = row if column in _READY else row[column]
+    return Item(value, None if label is None else row[label])
 
 
 class _Rows(_Indexed):
@@ -154,9 +198,7 @@ class _Rows(_Indexed):
         self.column, self.label = column, label
 
     def __getitem__(self, index: Any) -> Item:
-        row = super().__getitem__(index)
-        value = row if self.column in _READY else row[self.column]
-        return Item(value, None if self.label is None else row[self.label])
+        return _row(super().__getitem__(index), self.column, self.label)
 
 
 def _item(value: Any) -> Item:

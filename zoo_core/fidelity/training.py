@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass, field
 import torch
 from torch import Tensor
 from torch.nn import Parameter
-from torch.nn.utils import clip_grad_norm_
 
 from zoo_core.errors import ZooError
 from zoo_core.fidelity.order import Order, seed_of
@@ -23,6 +22,7 @@ from zoo_core.fidelity.processes import Processes
 from zoo_core.fidelity.resuming import Saves, State
 from zoo_core.fidelity.samples import Samples
 from zoo_core.fidelity.settings import Schedule
+from zoo_core.fidelity.sharding import like, whole
 
 _GAIN = 1e-4
 
@@ -127,7 +127,10 @@ class Run:
                 tensor.requires_grad_(name in stage.parameters)
                 tensor.grad = None
         groups = [{"params": list(group.values()), "peak": peak} for group, peak in stage.rates]
-        return torch.optim.AdamW(groups, weight_decay=self.schedule.weight_decay)
+        # torch's fast paths take no mixture of shards and whole tensors.
+        foreach = None if self.processes.mesh is None else False
+        decay = self.schedule.weight_decay
+        return torch.optim.AdamW(groups, weight_decay=decay, foreach=foreach)
 
     def _run(
         self, stage: Stage, start: int, optimiser: torch.optim.Optimizer, order: Order
@@ -171,7 +174,7 @@ class Run:
             )
         parameters = list(stage.parameters.values())
         self.processes.sum_gradients(parameters)
-        clip_grad_norm_(parameters, self.schedule.clip)
+        self.processes.clip(parameters, self.schedule.clip)
         optimiser.step()
         return mean
 
@@ -201,8 +204,10 @@ class Run:
             watcher(now)
 
     def _save(self, moments: Mapping[str, Tensor] | None = None) -> None:
-        if self.saves is not None and self.processes.is_main:
-            tensors = {**self.tensors, **(moments or {})}
+        if self.saves is None:
+            return
+        tensors = {name: whole(t) for name, t in {**self.tensors, **(moments or {})}.items()}
+        if self.processes.is_main:
             self.saves.save(State(self.done, tensors, asdict(self.memory)))
 
     def _resume(self) -> Mapping[str, Tensor]:
@@ -212,7 +217,7 @@ class Run:
             return {}
         with torch.no_grad():
             for name, tensor in self.tensors.items():
-                tensor.copy_(state.tensors[name])
+                tensor.copy_(like(state.tensors[name], tensor))
         self.done = state.step
         self.memory = Memory(**state.notes)
         self.memory.history = [(n, s, loss, score) for n, s, loss, score in self.memory.history]
@@ -234,8 +239,7 @@ def _restore(optimiser: torch.optim.Optimizer, stage: Stage, tensors: Mapping[st
         if colon:
             parameter = stage.parameters[name]
             # AdamW keeps its count of steps on the CPU.
-            moved = value.to(parameter.device) if value.dim() else value
-            optimiser.state[parameter][kind] = moved
+            optimiser.state[parameter][kind] = like(value, parameter) if value.dim() else value
 
 
 def to_device(batch: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
