@@ -1,7 +1,8 @@
-"""Write README's generated tables anew: the list of mechanisms, and what the quickstart measures.
+"""Write README's generated tables anew: mechanisms, their speed, and what the quickstart measures.
 
-python examples/readme.py            # both
-python examples/readme.py --check    # exit 1 if the list of mechanisms is stale
+python examples/readme.py            # all; the quickstart runs for some minutes
+python examples/readme.py --quick    # without the quickstart; speed is what benchmarks.py has kept
+python examples/readme.py --check    # exit 1 if a quick one is stale
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ import re
 from pathlib import Path
 
 import zoo_core as zoo
+from zoo_core import bench
+from zoo_core.bench.measured import FILE
+from zoo_core.bench.tables import headline
 
 README = Path(__file__).parents[1] / "README.md"
 
@@ -21,16 +25,27 @@ def markdown(headings: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def _year(paper: zoo.Paper) -> str:
+    """The year of a paper, linked where it can be read."""
+    return f"[{paper.year}]({paper.link})" if paper.link else str(paper.year)
+
+
 def mechanisms_table() -> str:
     """One row per first-party mechanism, from its record."""
     rows = []
     for record in zoo.mechanisms(distribution="zoo-core"):
         promises = ("key_padding", "causal", "cross", "bias", "weights")
         supports = ", ".join(name for name in promises if getattr(record.supports, name))
-        paper = f"[{record.paper.year}]({record.paper.link})" if record.paper else ""
+        paper = _year(record.paper) if record.paper else ""
         time = f"`{record.time}`"
         rows.append((f"`{record.name}`", record.family, time, supports, record.swap, paper))
     return markdown(("name", "family", "time", "supports", "swap", "paper"), rows)
+
+
+def speed_tables() -> str:
+    """What examples/benchmarks.py measured, the machine, and the command."""
+    kept = bench.load(FILE)
+    return f"{bench.markdown(kept.rows)}\n\n{headline(kept.machine)}; `{kept.command}`."
 
 
 def quickstart_table() -> str:
@@ -52,13 +67,18 @@ def replace_block(text: str, name: str, table: str) -> str:
 def main() -> None:
     """Rewrite or check."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true")
-    check = parser.parse_args().check
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if stale")
+    parser.add_argument("--quick", action="store_true", help="leave the quickstart out")
+    chosen = parser.parse_args()
     before = README.read_text()
     after = replace_block(before, "mechanisms", mechanisms_table())
-    if check:
-        raise SystemExit(0 if after == before else "README is stale: run examples/readme.py")
-    README.write_text(replace_block(after, "quickstart", quickstart_table()))
+    after = replace_block(after, "speed", speed_tables())
+    if chosen.check:
+        stale = "README is stale: run examples/readme.py --quick"
+        raise SystemExit(0 if after == before else stale)
+    if not chosen.quick:
+        after = replace_block(after, "quickstart", quickstart_table())
+    README.write_text(after)
 
 
 if __name__ == "__main__":

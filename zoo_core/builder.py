@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 from torch import nn
 
-from zoo_core import registry
+from zoo_core import plan, registry
 from zoo_core.architecture import Architecture
 from zoo_core.errors import OptionError
 from zoo_core.mechanism import Options
 from zoo_core.patching import apply, seeded
-from zoo_core.plan import Attention, Layers, Rule, plan, rules
+from zoo_core.plan import Attention, Layers, Plan, Rule, rules
 
 
 def build(
@@ -26,6 +26,7 @@ def build(
     task: str | None = None,
     max_length: int | None = None,
     seed: int | None = None,
+    softmax_where_faster: bool = False,
     **model_kwargs: Any,
 ) -> nn.Module:
     """Build a model of the host library's own class, with its attention replaced.
@@ -38,6 +39,8 @@ def build(
     task: a transformers head such as "sequence-classification" or "masked-lm".
     max_length: longest input in tokens; beyond the pretrained one positions are extended.
     seed: for the whole build; leaves torch's global generator alone.
+    softmax_where_faster: keep softmax where the longest input, `max_length`, is shorter than the
+        length from which on the mechanism was measured to be faster.
     model_kwargs: override the host's config, or go to timm.create_model.
 
     Raises UnknownName, OptionError or DoesNotFit before any weights are made or fetched.
@@ -52,10 +55,13 @@ def build(
         max_length=max_length,
         **model_kwargs,
     )
-    order.check()
+    order.plan()
     with seeded(seed):
         model = order.host.adapter().create(order.variant, **order.how)
-    apply(model, order.rules, seed=seed)
+    chosen: Sequence[Rule] = order.rules
+    if softmax_where_faster:
+        chosen = plan.softmax_where_faster(chosen, order.host.adapter().sites(model))
+    apply(model, chosen, seed=seed)
     return model
 
 
@@ -92,11 +98,11 @@ class Order:
         host, variant = find(architecture)
         return cls(architecture, host, variant, how, chosen)
 
-    def check(self) -> None:
+    def plan(self) -> Plan:
         """Plan on a sketch of the model, for which no weights are made or fetched."""
         adapter = self.host.adapter()
         sketch = adapter.create(self.variant, skeleton=True, **self.how)
-        plan(self.rules, adapter.sites(sketch), model=self.name)
+        return plan.plan(self.rules, adapter.sites(sketch), model=self.name)
 
 
 def find(architecture: str) -> tuple[Architecture, str | None]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from torch import nn
 
+from zoo_core import registry
 from zoo_core.checkpoint.calibration import result_of
 from zoo_core.errors import PatchError
 from zoo_core.patching import adapter_of, stack_of, unwrap
@@ -88,6 +90,7 @@ def inspect(model: Any) -> ModelReport:
     for report in sites:
         if report.unused:
             notes.append(f"{report.path} ignores its {' and '.join(report.unused)} projection")
+    notes += _slower_than_softmax(sites, max(site.max_len for site in adapter.sites(host)))
     loaded = getattr(host, "zoo_loaded", None)
     source = getattr(host, "zoo_source", None)
     return ModelReport(
@@ -101,6 +104,16 @@ def inspect(model: Any) -> ModelReport:
         source=asdict(source) if source is not None else None,
         calibration=result_of(host, stack.attention()) if stack else None,
     )
+
+
+def _slower_than_softmax(sites: Iterable[SiteReport], longest: int) -> list[str]:
+    """A note for each mechanism that was measured to be slower than softmax at every input."""
+    from zoo_core.bench.measured import verdict
+
+    names = dict.fromkeys(site.mechanism for site in sites)
+    records = [registry.mechanism(name) for name in names if registry.owners(name)]
+    known = filter(None, map(verdict, records))
+    return [one.note(longest) for one in known if not one.pays(longest)]
 
 
 def _by_layer(block: list[dict[str, Any]]) -> dict[tuple[str, int], dict[str, Any]]:

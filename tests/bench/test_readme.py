@@ -33,6 +33,34 @@ def test_one_line_for_each_mechanism_and_a_table_for_each_mode(row) -> None:
     )
 
 
+def test_memory_stands_at_the_longest_length_that_all_reached(row) -> None:
+    rows = [row("sdpa", n, role="reference", peak=n * 1000, ratios={}) for n in (512, 1024)]
+    rows += [row("dam", 512, peak=3 * 10**6), row("linear", 512), row("linear", 1024)]
+    assert markdown(rows).splitlines()[2:] == [
+        "| mechanism | pays from | / sdpa at 512 | / sdpa at 1024 | MB at 512 (sdpa 0.51) | "
+        "/ best peer |",
+        "| --- | --- | --- | --- | --- | --- |",
+        "| `dam` | - | 1.00 | - | 3.00 | - |",
+        "| `linear` | > 1024 | 1.00 | 1.00 | 1.00 | - |",
+    ]
+
+
+def test_compiled_ones_stand_beside_themselves(row) -> None:
+    rows = [
+        row("sdpa", role="reference", mode="compiled"),
+        row("linear", mode="compiled", ratios={"sdpa": 0.5, "eager": 0.8}),
+    ]
+    assert markdown(rows).splitlines()[2::2] == [
+        "| mechanism | / sdpa at 512 | MB at 512 (sdpa 1.00) | / uncompiled |",
+        "| `linear` | 0.50 | 1.00 | 0.80 |",
+    ]
+
+
+def test_one_length_says_nothing_about_where_it_pays(row) -> None:
+    rows = [row("sdpa", role="reference"), row("linear")]
+    assert "pays from" not in markdown(rows)
+
+
 def test_whole_models_show_the_tax(row) -> None:
     rows = [
         row("stock", role="reference", model="bert", ratios={"floor": 1.5}),

@@ -78,6 +78,11 @@ def test_a_run_is_kept_and_compared(zoo, tmp_path, monkeypatch) -> None:
     assert [change["verdict"] for change in changes] == ["faster", "faster"]
 
 
+def test_what_comes_with_the_package_can_be_compared_with(zoo) -> None:
+    run = zoo("bench", "uniform", *QUICK, "--against", "shipped")
+    assert "the baseline has none of these mechanisms at these cases" in run.err
+
+
 def test_a_plot(zoo, tmp_path) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / "costs.png"

@@ -24,8 +24,18 @@ SMALL = [
 
 
 def test_why_says_yes(zoo):
-    run = zoo("why", "bert", "linformer", *SMALL)
-    assert (run.code, run.out) == (0, "yes  linformer fits bert\n")
+    run = zoo("why", "bert", "softmax", *SMALL)
+    assert (run.code, run.out) == (0, "yes  softmax fits bert\n")
+
+
+def test_why_says_from_where_on_it_pays(zoo):
+    run = zoo("why", "bert", "dam", *SMALL)  # quadratic: it cannot
+    assert run.code == 0
+    note = "dam does not pay here: it is slower than fused softmax"
+    assert run.out.startswith(f"yes  dam fits bert\nnote  {note}")
+    answer = json.loads(zoo("why", "bert", "dam", *SMALL, "--json").out)
+    assert (answer["fits"], answer["reasons"]) == (True, [])
+    assert "(measured with default options on" in answer["notes"][0]
 
 
 def test_why_says_every_reason_and_exits_with_1(zoo):

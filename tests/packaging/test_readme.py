@@ -39,7 +39,7 @@ def test_there_are_two_commands_of_one_line_each() -> None:
     assert "-m pytest" in SHELL[1]
 
 
-def test_the_list_of_mechanisms_is_current() -> None:
+def test_the_quick_tables_are_current() -> None:
     command = [sys.executable, ROOT / "examples" / "readme.py", "--check"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -52,6 +52,14 @@ def test_the_measured_table_has_every_mechanism() -> None:
     for record in zoo.mechanisms(distribution="zoo-core"):
         if not zoo.why("bert", record.name):
             assert f"| {record.name} " in table
+
+
+def test_the_table_of_speed_has_every_mechanism() -> None:
+    import zoo_core as zoo
+
+    table = README.split("<!-- speed -->")[1].split("<!-- /speed -->")[0]
+    for record in zoo.mechanisms(distribution="zoo-core"):
+        assert f"| `{record.name}` |" in table
 
 
 def test_console_verbs_exist() -> None:

@@ -76,16 +76,18 @@ def save(path: Path, rows: Sequence[Row], machine: Mapping[str, Any], *, command
         "schema": SCHEMA,
         "machine": dict(machine),
         "command": command,
-        "rows": [row.as_dict() for row in rows],
         "scalings": [scaling.as_dict() for scaling in scalings(rows)],
         "break_evens": [
             {"name": one.name, "mode": one.case.mode, "length": str(one)}
             for one in break_evens(rows)
         ],
     }
+    # A line for each row, so that versions of the file can be compared.
+    lines = ",\n".join(json.dumps(row.as_dict(), ensure_ascii=False) for row in rows)
+    head = json.dumps(document, ensure_ascii=False).removesuffix("}")
     beside = path.with_name(f"{path.name}.new")
     try:
-        beside.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", "utf-8")
+        beside.write_text(f'{head},\n"rows": [\n{lines}\n]}}\n', "utf-8")
         os.replace(beside, path)
     except OSError as error:
         raise BenchError(f"{path} could not be written: {error}") from error

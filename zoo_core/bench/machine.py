@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -40,16 +39,6 @@ def check_device(name: str) -> None:
         torch.empty(1, device=name)
     except Exception as error:
         raise BenchError(f"device {name!r} cannot be used: {describe(error)}") from error
-
-
-def headline(machine: Mapping[str, Any]) -> str:
-    """The description in one line."""
-    device = machine["device"] if machine["device"] != "cpu" else machine["processor"]
-    threads = machine["threads"]
-    return (
-        f"{device}, {threads} {'thread' if threads == 1 else 'threads'} on {machine['cores']} "
-        f"cores, torch {machine['torch']}"
-    )
 
 
 def _processor() -> str:

@@ -17,9 +17,10 @@ def markdown(rows: Sequence[Row]) -> str:
     """A table for each combination of everything but the length, under its name.
 
     Bare mechanisms: where they pay, time divided by that of fused softmax by length, peak memory
-    beside that of fused softmax, and time divided by that of the fastest public implementation,
-    both at the longest length. Whole models: the attention tax, and time divided by that of the
-    stock model, by length.
+    beside that of fused softmax at the longest length that all reached, and time divided by that
+    of the fastest public implementation, or of itself without compilation, at the longest length
+    with one. Whole models: the attention tax, and time divided by that of the stock model, by
+    length.
     """
     groups: dict[tuple[str, Case], list[Row]] = {}
     for row in rows:
@@ -43,15 +44,20 @@ def _section(model: str, case: Case, rows: Sequence[Row]) -> str:
 def _layers(rows: Sequence[Row], by_name: dict[str, dict[int, Row]], lengths: Sequence[int]) -> str:
     pays = {one.name: str(one) for one in break_evens(rows)}
     references = {row.case.length: row for row in rows if row.role == "reference"}
-    last = f"MB at {lengths[-1]} (sdpa {_megabytes(references.get(lengths[-1]))})"
-    head = ["mechanism", "pays from", *(f"/ sdpa at {n}" for n in lengths), last, "/ best peer"]
+    common = [n for n in lengths if all(n in found for found in by_name.values())]
+    end = max(common or lengths)
+    sizes = f"MB at {end} (sdpa {_megabytes(references.get(end))})"
+    start = ["pays from"] if pays else []
+    compiled = any(row.case.mode == "compiled" for row in rows)
+    rival, ratio = ("/ uncompiled", _eager) if compiled else ("/ best peer", _best_peer)
+    head = ["mechanism", *start, *(f"/ sdpa at {n}" for n in lengths), sizes, rival]
     lines = [
         [
             f"`{name}`",
-            pays.get(name, _NONE),
+            *([pays.get(name, _NONE)] if pays else []),
             *_by_length(found, lengths, lambda row: _value(row, "sdpa")),
-            _megabytes(found.get(lengths[-1])),
-            _best_peer(found),
+            _megabytes(found.get(end)),
+            ratio(found),
         ]
         for name, found in by_name.items()
     ]
@@ -92,6 +98,11 @@ def _best_peer(rows: dict[int, Row]) -> str:
         if best := rows[length].best_peer:
             return f"{figures(best[1].value)} ({best[0]})"
     return _NONE
+
+
+def _eager(rows: dict[int, Row]) -> str:
+    """At the longest length."""
+    return _value(rows[max(rows)], "eager")
 
 
 def _table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:

@@ -5,8 +5,8 @@ A column named /sdpa holds times divided by that of sdpa in the same rounds: bel
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from zoo_core.bench.baseline import Change
 from zoo_core.bench.cases import Case
@@ -142,6 +142,16 @@ def caption(rows: Sequence[Row]) -> str:
         "padded": "padded" if case.padded else "",
     }
     return ", ".join(text for axis, text in parts.items() if text and axis not in varying)
+
+
+def headline(machine: Mapping[str, Any]) -> str:
+    """What `describe_machine` says, in one line."""
+    device = machine["device"] if machine["device"] != "cpu" else machine["processor"]
+    threads = machine["threads"]
+    return (
+        f"{device}, {threads} {'thread' if threads == 1 else 'threads'} on {machine['cores']} "
+        f"cores, torch {machine['torch']}"
+    )
 
 
 def megabytes(size: int | None) -> str:

@@ -35,6 +35,15 @@ def _several(each: Any) -> Any:
     return parse
 
 
+def _kept(context: click.Context, parameter: click.Parameter, text: str | None) -> Path | None:
+    """A callback for a file of measurements, or the word for those that come with zoo-core."""
+    if text != "shipped":
+        return Path(text) if text else None
+    from zoo_core.bench.measured import FILE
+
+    return FILE
+
+
 _counts = _several(click.IntRange(min=1))
 
 
@@ -103,8 +112,10 @@ _counts = _several(click.IntRange(min=1))
 @click.option("--save", type=click.Path(path_type=Path), help="Keep the measurements as JSON.")
 @click.option(
     "--against",
-    type=click.Path(path_type=Path),
-    help="Compare ratios with kept ones; exits with 1 where something got slower.",
+    metavar="FILE",
+    callback=_kept,
+    help="Compare ratios with kept ones, or with what comes with zoo-core: shipped. Exits with 1 "
+    "where something got slower.",
 )
 @click.option(
     "--tolerance",

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zoo_core.bench import baseline, tables
-from zoo_core.bench.machine import headline
 from zoo_core.bench.plots import plot
 from zoo_core.bench.readme import markdown
 from zoo_core.bench.rows import Row
@@ -63,7 +62,7 @@ class Report:
             self._line("break_even", {"name": one.name, "mode": one.case.mode, "length": str(one)})
         if summary:
             command = shlex.join(["zoo", *sys.argv[1:]])
-            output.say(f"{markdown(self.rows)}\n\n{headline(self.machine)}; `{command}`.")
+            output.say(f"{markdown(self.rows)}\n\n{tables.headline(self.machine)}; `{command}`.")
         elif not self.json and any(row.seconds is not None for row in self.rows):
             self._headline()
             if self.model:
@@ -77,7 +76,7 @@ class Report:
 
     def draw(self, path: Path) -> None:
         """Plot the rows."""
-        plot(self.rows, path, title=f"{headline(self.machine)}; {tables.caption(self.rows)}")
+        plot(self.rows, path, title=f"{tables.headline(self.machine)}; {tables.caption(self.rows)}")
         output.say(f"drawn in {path}", stderr=True)
 
     def compare(self, before: baseline.Baseline, tolerance: float) -> bool:
@@ -101,7 +100,7 @@ class Report:
     def _headline(self) -> None:
         model = f"{self.model}: " if self.model else ""
         output.say(Cell(f"{model}{tables.caption(self.rows)}", bold=True))
-        output.say(Cell(f"{headline(self.machine)}\n", dim=True))
+        output.say(Cell(f"{tables.headline(self.machine)}\n", dim=True))
 
     def _line(self, kind: str, values: Mapping[str, Any]) -> None:
         """One JSON line, where JSON is asked for."""

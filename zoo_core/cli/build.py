@@ -22,6 +22,11 @@ from zoo_core.cli.model_options import model_options
     metavar="[REF]",
     help="Load weights: the family's default, or a directory, or owner/name@revision.",
 )
+@click.option(
+    "--softmax-where-faster",
+    is_flag=True,
+    help="Keep softmax where --max-length is too short for the attention to pay; see zoo why.",
+)
 @click.option("--seed", type=int, help="Seed of everything random in the build.")
 @click.option(
     "-o",
@@ -41,6 +46,7 @@ def command(
     max_length: int | None,
     model_kwargs: dict[str, Any],
     pretrained: str | None,
+    softmax_where_faster: bool,
     seed: int | None,
     directory: Path,
     json: bool,
@@ -62,6 +68,7 @@ def command(
             task=task,
             max_length=max_length,
             seed=seed,
+            softmax_where_faster=softmax_where_faster,
             **model_kwargs,
         )
         manifest = save(model, directory)

@@ -21,6 +21,7 @@ _NAMED = (
     "task",
     "max_length",
     "seed",
+    "softmax_where_faster",
 )
 
 

@@ -129,6 +129,8 @@ def _facts(facts: Iterable[Fact]) -> None:
 
 
 def _mechanism_facts(record: Mechanism) -> Iterator[Fact]:
+    from zoo_core.bench.measured import verdict
+
     supports = record.supports
     if record.formula:
         yield "formula", record.formula
@@ -139,6 +141,8 @@ def _mechanism_facts(record: Mechanism) -> Iterator[Fact]:
     yield from _aliases(record)
     yield "time", output.growth(record.time)
     yield "memory", output.growth(record.memory)
+    if known := verdict(record):
+        yield "speed", f"{known.summary}\n{known.how}"
     yield "swap", _SWAP[record.swap]
     for label, kept in (("supports", True), ("refuses", False)):
         words = [word for key, word in _PROMISES.items() if getattr(supports, key) is kept]

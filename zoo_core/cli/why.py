@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -26,14 +27,14 @@ def command(
     model_kwargs: dict[str, Any],
     json: bool,
 ) -> None:
-    """Say why ATTENTION cannot be patched into ARCHITECTURE, if it cannot.
+    """Say why ATTENTION cannot be patched into ARCHITECTURE, or from how many tokens on it pays.
 
     Nothing is built and no weights are fetched. Exits with 1 where it does not fit.
     """
     with output.working(f"planning {architecture} with {attention}"):
-        from zoo_core.plan import why
+        from zoo_core.plan import answer
 
-        reasons = why(
+        found = answer(
             architecture,
             attention,
             options=options or None,
@@ -43,10 +44,11 @@ def command(
             **model_kwargs,
         )
     if json:
-        output.as_json({"fits": not reasons, "reasons": reasons})
-    elif reasons:
-        output.table([], [[Cell("no", "red"), reason] for reason in reasons])
+        output.as_json({"fits": not found.reasons, **asdict(found)})
+    elif found.reasons:
+        output.table([], [[Cell("no", "red"), reason] for reason in found.reasons])
     else:
         output.say(Cell("yes", "green"), f"  {attention} fits {architecture}")
-    if reasons:
+        output.table([], [[Cell("note", "yellow"), note] for note in found.notes])
+    if found.reasons:
         raise SystemExit(1)
