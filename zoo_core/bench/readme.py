@@ -7,16 +7,20 @@ from dataclasses import replace
 
 from zoo_core.bench.cases import Case
 from zoo_core.bench.rows import Row
-from zoo_core.bench.scaling import break_evens
+from zoo_core.bench.scaling import Scaling, break_evens, scalings
 from zoo_core.bench.tables import figures, megabytes
 
 _NONE = "-"
+
+#: Below this length fixed costs hide how a cost grows.
+_GROWING = 512
 
 
 def markdown(rows: Sequence[Row]) -> str:
     """A table for each combination of everything but the length, under its name.
 
-    Bare mechanisms: where they pay, time divided by that of fused softmax by length, peak memory
+    Bare mechanisms: where they pay, time divided by that of fused softmax by length, the exponents
+    of length with which time and memory grow beside those that the record declares, peak memory
     beside that of fused softmax at the longest length that all reached, and time divided by that
     of the fastest public implementation, or of itself without compilation, at the longest length
     with one. Whole models: the attention tax, and time divided by that of the stock model, by
@@ -48,14 +52,26 @@ def _layers(rows: Sequence[Row], by_name: dict[str, dict[int, Row]], lengths: Se
     end = max(common or lengths)
     sizes = f"MB at {end} (sdpa {_megabytes(references.get(end))})"
     start = ["pays from"] if pays else []
+    long = [row for row in rows if row.case.length >= _GROWING]
+    grown = {(one.name, one.quantity): one for one in scalings(long)}
+    growth = [name for name in ("time", "memory") if any(name in key for key in grown)]
     compiled = any(row.case.mode == "compiled" for row in rows)
     rival, ratio = ("/ uncompiled", _eager) if compiled else ("/ best peer", _best_peer)
-    head = ["mechanism", *start, *(f"/ sdpa at {n}" for n in lengths), sizes, rival]
+    ratios = [f"/ sdpa at {n}" for n in lengths]
+    head = [
+        "mechanism",
+        *start,
+        *ratios,
+        *(f"{one} ~ n^p, p (declared)" for one in growth),
+        sizes,
+        rival,
+    ]
     lines = [
         [
             f"`{name}`",
             *([pays.get(name, _NONE)] if pays else []),
             *_by_length(found, lengths, lambda row: _value(row, "sdpa")),
+            *(_exponents(grown.get((name, quantity))) for quantity in growth),
             _megabytes(found.get(end)),
             ratio(found),
         ]
@@ -86,6 +102,13 @@ def _by_length(
 
 def _value(row: Row, to: str) -> str:
     return figures(row.ratios[to].value) if to in row.ratios else _NONE
+
+
+def _exponents(found: Scaling | None) -> str:
+    """The fitted and, in parentheses, the declared one."""
+    if found is None or found.declared is None:
+        return _NONE
+    return f"{found.exponent:.2f} ({found.declared:.2f})"
 
 
 def _megabytes(row: Row | None) -> str:
