@@ -44,8 +44,11 @@ class Alignment:
         """Move the tokens of x (B, H, S, D); padding ends up at the back, zeroed."""
         if self.order is None or self.key_padding is None:
             return x
+        rows = _rows(x, self.order)
+        if torch.compiler.is_compiling():  # which fuses them, and loses track of strides in place
+            return hide(rows, self.key_padding)
         # In place on what was just copied: a second fresh buffer costs more than both passes.
-        return _rows(x, self.order).masked_fill_(~self.key_padding[:, None, :, None], 0)
+        return rows.masked_fill_(~self.key_padding[:, None, :, None], 0)
 
     def back(self, x: Tensor) -> Tensor:
         """Undo `front`: x (B, H, S, D) in the original order of tokens."""
