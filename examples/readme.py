@@ -1,7 +1,7 @@
-"""Write README's generated tables anew: mechanisms, their speed, and what the quickstart measures.
+"""Write README's generated tables anew: mechanisms, their speed, how they heal, the quickstart's.
 
 python examples/readme.py            # all; the quickstart runs for some minutes
-python examples/readme.py --quick    # without the quickstart; speed is what benchmarks.py has kept
+python examples/readme.py --quick    # without the quickstart; the others are what is kept in files
 python examples/readme.py --check    # exit 1 if a quick one is stale
 """
 
@@ -48,6 +48,13 @@ def speed_tables() -> str:
     return f"{bench.markdown(kept.rows)}\n\n{headline(kept.machine)}; `{kept.command}`."
 
 
+def healed_table() -> str:
+    """What examples/fidelity.py has measured."""
+    import fidelity
+
+    return markdown(fidelity.HEADINGS, fidelity.rows())
+
+
 def quickstart_table() -> str:
     """What examples/quickstart.py measures on this machine."""
     import quickstart
@@ -73,6 +80,7 @@ def main() -> None:
     before = README.read_text()
     after = replace_block(before, "mechanisms", mechanisms_table())
     after = replace_block(after, "speed", speed_tables())
+    after = replace_block(after, "healed", healed_table())
     if chosen.check:
         stale = "README is stale: run examples/readme.py --quick"
         raise SystemExit(0 if after == before else stale)
