@@ -3,7 +3,7 @@
 python examples/benchmarks.py                  # goes on where an interrupted run stopped
 python examples/benchmarks.py --again          # begins anew
 python examples/benchmarks.py --minutes 20     # begins no race after that
-python examples/readme.py --speed              # then: write README's tables
+python examples/readme.py --quick              # then: write README's tables
 
 The races that matter most come first, and each finished one is kept at once in
 zoo_core/bench/measured.json. Run it on an idle machine.
