@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from zoo_core.checkpoint import layout
+from zoo_core.checkpoint.digest import Digest, sha256_of
 from zoo_core.errors import HubError
 
 # More entries at the top of a repository than any checkpoint needs.
@@ -43,19 +44,17 @@ class RemoteFile:
     oid: str
     sha256: str | None = None
 
-    def is_at(self, path: Path, sha256: str | None = None) -> bool:
-        """Whether a local file has exactly these bytes. sha256: of the file, where it is known."""
+    def is_at(self, path: Path, digest: Digest = sha256_of) -> bool:
+        """Whether a local file has exactly these bytes. digest: what hashes a large one."""
+        if path.stat().st_size != self.size:
+            return False
+        if self.sha256 is not None:
+            return digest(path) == self.sha256
+        oid = hashlib.sha1(f"blob {self.size}\0".encode(), usedforsecurity=False)
         with path.open("rb") as file:
-            if path.stat().st_size != self.size:
-                return False
-            if self.sha256 is not None and sha256 is not None:
-                return sha256 == self.sha256
-            if self.sha256 is not None:
-                return hashlib.file_digest(file, "sha256").hexdigest() == self.sha256
-            digest = hashlib.sha1(f"blob {self.size}\0".encode(), usedforsecurity=False)
             while block := file.read(2**20):
-                digest.update(block)
-            return digest.hexdigest() == self.oid
+                oid.update(block)
+        return oid.hexdigest() == self.oid
 
 
 class Listing(dict[str, RemoteFile]):

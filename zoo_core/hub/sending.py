@@ -55,7 +55,7 @@ class Sent:
         return [
             name
             for name, path in self.files.items()
-            if name not in listing or not listing[name].is_at(path, self.operations.sha256(path))
+            if name not in listing or not listing[name].is_at(path, self.operations.sha256)
         ]
 
     def changed(self) -> list[str]:
