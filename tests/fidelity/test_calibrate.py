@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import random
 import re
+import shutil
 import time
+from functools import partial
 from typing import Any
 
 import fidelity_lab as lab
@@ -19,6 +22,7 @@ from zoo_core.fidelity import twins
 from zoo_core.fidelity.layers import layer_errors
 from zoo_core.fidelity.observing import observe
 from zoo_core.fidelity.reports import Report
+from zoo_core.fidelity.resuming import Saves
 from zoo_core.fidelity.training import Progress
 from zoo_core.fidelity.watching import describe
 
@@ -194,6 +198,36 @@ class TestReproducible:
         assert not lab.changed(again, lab.state(whole))
         assert report.history == expected.history
         assert steps == list(range(step - step % 2 + 1, 11))
+
+    @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+    def test_sigkill_in_each_part_of_a_save_changes_nothing(
+        self, uninterrupted, tmp_path, monkeypatch
+    ) -> None:
+        whole, expected = uninterrupted
+        save, left = Saves.save, []
+
+        def killed_in_every_part(self, state):
+            if state.step < 6:
+                return save(self, state)
+            while True:
+                place = shutil.copytree(self.directory, tmp_path / f"killed {len(left)}")
+                copy = Saves(place, self.key)
+                if not lab.killed_in_write(len(left) + 1, partial(save, copy, state)):
+                    raise Killed
+                left.append(place)
+
+        monkeypatch.setattr(Saves, "save", killed_in_every_part)
+        with pytest.raises(Killed):
+            calibrate(lab.bert(), checkpoint=tmp_path / "run", checkpoint_every=3)
+        monkeypatch.undo()
+        # Both files are written and renamed, the state last; then the old tensors are removed.
+        assert [Saves(place, {}).load().step for place in left] == [3, 3, 3, 3, 6]
+        for place in left:
+            again = lab.bert()
+            report = calibrate(again, checkpoint=place, checkpoint_every=3)
+            assert not lab.changed(again, lab.state(whole)), place
+            assert report.history == expected.history
+            assert len(list(place.iterdir())) == 2, "what the kill left is cleared up"
 
     @pytest.mark.slow
     def test_sigkill_at_any_moment_changes_nothing(self, uninterrupted, tmp_path) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import sys
+from pathlib import Path
+from typing import Any
 
 import datasets
 import fidelity_lab as lab
+import pandas
 import pytest
 import torch
 from PIL import Image
@@ -53,6 +57,24 @@ class TestSources:
         items = read(rows, limit=99).items
         assert [tuple(item) for item in items] == list(zip(TEXTS, range(20), strict=True))
 
+    def test_a_column_of_mappings(self) -> None:
+        rows = [{"id": n, "review": text} for n, text in enumerate(TEXTS)]
+        for data in (rows, iter(rows), DataLoader(rows, batch_size=3)):
+            assert texts_of(read(data, column="review", limit=99)) == TEXTS
+        with pytest.raises(zoo.ZooError, match=r"no column 'body' \(has: id, review\)"):
+            read(rows, column="body", limit=9)
+        with pytest.raises(zoo.ZooError, match="these samples have no columns"):
+            read(TEXTS, column="body", limit=9)
+
+    def test_data_frames_of_pandas(self) -> None:
+        frame = pandas.DataFrame({"text": [None, *TEXTS], "label": range(21)})[1:]
+        frame.loc[5, "text"] = None
+        found = read(frame, limit=99)
+        assert texts_of(found) == TEXTS[:4] + TEXTS[5:]
+        assert [item.label for item in found.items] == [1, 2, 3, 4, *range(6, 21)]
+        assert found.description == "a DataFrame of 20 rows (1 without a value left out)"
+        assert texts_of(read(frame["text"], limit=99)) == texts_of(found)
+
     def test_datasets_of_torch(self) -> None:
         pixels = torch.stack(lab.images(4))
         items = read(TensorDataset(pixels, torch.arange(4)), limit=9).items
@@ -72,6 +94,17 @@ class TestSources:
         items = read(DataLoader([0], collate_fn=lambda _: batch), limit=9).items
         assert [item.value["input_ids"].tolist() for item in items] == [[7, 8], [5, 6]]
 
+    def test_a_loader_of_rows_of_texts(self) -> None:
+        items = read(DataLoader(rows(), batch_size=3), limit=99).items
+        assert [(text, int(label)) for text, label in items] == [
+            (text, n % 2) for n, text in enumerate(TEXTS)
+        ]
+
+    def test_labels_of_single_tokens_are_none_of_the_sample(self) -> None:
+        batch = {"input_ids": torch.ones(4, 3).long(), "labels": torch.ones(4, 3).long()}
+        source = read(DataLoader([0], collate_fn=lambda _: batch), limit=9)
+        assert encode(source, lab.bert(), minimum=4).labels is None
+
     def test_a_name_without_the_library(self, monkeypatch) -> None:
         monkeypatch.setitem(sys.modules, "datasets", None)
         with pytest.raises(zoo.ZooError, match="neither a file nor a folder"):
@@ -81,19 +114,92 @@ class TestSources:
         ("make", "message"),
         [
             (lambda path: path / "missing.txt", "no file or folder"),
+            (lambda path: f"{path.name}/missing.csv", "no file or folder"),
             (lambda path: path, "holds no images"),
             (lambda path: {"a": 1}, "dict is no data"),
             (lambda path: ["", "  "], "no samples"),
             (lambda path: "a text by itself " * 30, "goes into a list"),
             (lambda path: DataLoader([None], collate_fn=lambda _: 3), "a batch of type int"),
         ],
-        ids=["missing", "empty folder", "mapping", "blank", "one text", "odd loader"],
+        ids=[
+            "missing",
+            "no dataset's name",
+            "empty folder",
+            "mapping",
+            "blank",
+            "one text",
+            "odd loader",
+        ],
     )
     def test_what_cannot_be_read(self, make, message: str, tmp_path) -> None:
         with pytest.raises(zoo.ZooError, match=message):
             read(make(tmp_path), limit=9)
 
 
+def written(path: Path, columns: dict[str, list[Any]]) -> Path:
+    """A file of a table, in the form that its suffix says; None: nothing there."""
+    if path.suffix == ".parquet":
+        pandas.DataFrame(columns).to_parquet(path)
+        return path
+    table = list(zip(*columns.values(), strict=True))
+    with path.open("w", newline="", encoding="utf-8") as file:
+        if path.suffix == ".jsonl":
+            file.writelines(
+                json.dumps(dict(zip(columns, row, strict=True))) + "\n" for row in table
+            )
+        else:
+            separator = "\t" if path.suffix == ".tsv" else ","
+            csv.writer(file, delimiter=separator).writerows([list(columns), *table])
+    return path
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+@pytest.mark.usefixtures("cache")
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".parquet"])
+class TestTables:
+    """Files of rows and columns."""
+
+    def test_the_column_of_texts_is_found_and_told(self, suffix: str, tmp_path) -> None:
+        texts = [f'{text}, with a\n"line" of its own' for text in TEXTS]
+        columns = {"id": list(range(20)), "label": [n % 2 for n in range(20)], "text": texts}
+        found = read(written(tmp_path / f"a{suffix}", columns), limit=99)
+        assert texts_of(found) == texts
+        assert [item.label for item in found.items] == columns["label"]
+        assert found.description == f"a{suffix}, column 'text'"
+
+    def test_which_of_several_texts_is_asked(self, suffix: str, tmp_path) -> None:
+        path = written(tmp_path / f"a{suffix}", {"title": ["a"] * 20, "body": TEXTS})
+        with pytest.raises(zoo.ZooError, match=r"pass column= \(has: title, body\)"):
+            read(path, limit=99)
+        with pytest.raises(zoo.ZooError, match=r"no column 'text' \(has: title, body\)"):
+            read(path, column="text", limit=99)
+        assert texts_of(read(path, column="body", limit=99)) == TEXTS
+
+    def test_missing_values_are_left_out_and_counted(self, suffix: str, tmp_path) -> None:
+        texts, labels = ["one", None, " ", "four"], [1, 0, 1, None]
+        found = read(written(tmp_path / f"a{suffix}", {"text": texts, "label": labels}), limit=99)
+        assert [tuple(item) for item in found.items] == [("one", 1), ("four", None)]
+        assert "1 without a value left out" in found.description
+        path = written(tmp_path / f"none{suffix}", {"text": [None, None], "label": [0, 1]})
+        with pytest.raises(zoo.ZooError, match=r"no samples in none.*: 2 are blank or missing"):
+            read(path, limit=99)
+
+    def test_numbers_are_no_texts(self, suffix: str, tmp_path) -> None:
+        source = read(written(tmp_path / f"a{suffix}", {"text": [1, 2], "id": [3, 4]}), limit=99)
+        with pytest.raises(zoo.ZooError, match=f"a{suffix}, column 'text': a sample of type int"):
+            encode(source, lab.bert(), minimum=2)
+
+    def test_a_table_without_rows(self, suffix: str, tmp_path) -> None:
+        path = written(tmp_path / f"a{suffix}", {"text": [], "label": []})
+        with pytest.raises(zoo.ZooError, match=rf"no samples in .*a\{suffix}: "):
+            read(path, limit=99)
+
+
+@pytest.mark.usefixtures("cache")
 class TestDatasets:
     """What the `datasets` library has and reads, without a network."""
 
@@ -118,21 +224,17 @@ class TestDatasets:
         samples = encode(read(made, limit=9), lab.vit(), minimum=2)
         assert samples.batch([0, 1])["pixel_values"].shape == (2, 3, 32, 32)
 
-    def test_files_and_folders(self, tmp_path, monkeypatch) -> None:
-        monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    def test_folders(self, tmp_path) -> None:
         folder = tmp_path / "files"
         folder.mkdir()
-        lines = [json.dumps({"text": text, "label": 1}) for text in TEXTS]
-        (folder / "train.jsonl").write_text("\n".join(lines))
-        (tmp_path / "one.tsv").write_text("\n".join(["text\tlabel", *(f"{t}\t1" for t in TEXTS)]))
+        written(folder / "train.jsonl", {"text": TEXTS, "label": [1] * 20})
         rows().save_to_disk(tmp_path / "saved")
-        for place in ("files", "files/train.jsonl", "one.tsv", "saved"):
+        for place in ("files", "saved"):
             items = read(tmp_path / place, limit=99).items
             assert [item.value for item in items] == TEXTS, place
             assert all(item.label is not None for item in items)
 
-    def test_what_cannot_be_read(self, tmp_path, monkeypatch) -> None:
-        monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    def test_what_cannot_be_read(self, tmp_path) -> None:
         with pytest.raises(zoo.ZooError, match=r"several splits, pass one of them \('a', 'b'\)"):
             read(datasets.DatasetDict(a=rows(), b=rows()), limit=9)
         with pytest.raises(zoo.ZooError, match=r"no column 'body' \(has: id, text, label\)"):
@@ -141,9 +243,9 @@ class TestDatasets:
             read(rows().remove_columns("text"), limit=9)
         with pytest.raises(zoo.ZooError, match="no samples in a dataset of 0 rows"):
             read(rows().select([]), limit=9)
-        (tmp_path / "bad.jsonl").write_text("{")
-        with pytest.raises(zoo.ZooError, match=r"bad\.jsonl' could not be loaded"):
-            read(tmp_path / "bad.jsonl", limit=9)
+        (tmp_path / "bad.csv").write_bytes("text\ncaf\xe9".encode("latin-1"))
+        with pytest.raises(zoo.ZooError, match=r"bad\.csv' could not be loaded: 'utf-8' codec"):
+            read(tmp_path / "bad.csv", limit=9)
 
 
 class TestSamples:
@@ -190,8 +292,10 @@ class TestSamples:
             self.encoded(["a text", lab.images(1)[0]])
 
     def test_what_is_no_sample_is_named(self) -> None:
-        with pytest.raises(zoo.ZooError, match="a sample has ids, length, but no input_ids"):
+        with pytest.raises(zoo.ZooError, match=r"which column .* \(has: ids, length\)"):
             self.encoded([{"ids": [1], "length": 1}] * 2)
+        with pytest.raises(zoo.ZooError, match="a list of 2: a sample of type int is neither"):
+            self.encoded([{"text": 3}] * 2)
 
 
 class TestOrder:

@@ -27,7 +27,7 @@ def from_directory(directory: Path) -> Any:
 
 def tokenizer_of(host: nn.Module) -> Any:
     """The tokenizer of the place a model was loaded from. Raises ZooError where none is."""
-    place = _place(host)
+    place = place_of(host)
     if not place:
         raise ZooError("texts need a tokenizer, and this model names none; pass tokenizer=")
     return _from("AutoTokenizer", place)
@@ -41,12 +41,12 @@ def transform(host: Any, processor: Any) -> Callable[[Any], Tensor] | None:
         # The model's config knows the pretrained size only, not the one it was built for.
         asked = {"input_size": (host.patch_embed.proj.in_channels, *size)} if size else {}
         return _Opened(data.create_transform(**data.resolve_model_data_config(host, asked)))
-    if processor is None and (place := _place(host)):
+    if processor is None and (place := place_of(host)):
         processor = _from("AutoImageProcessor", place)
     return None if processor is None else _Processed(processor)
 
 
-def _place(host: nn.Module) -> str:
+def place_of(host: nn.Module) -> str:
     """The directory or repository that a model was loaded from, or nothing."""
     pulled: Any = getattr(host, "zoo_source", None)
     if pulled is not None:  # its tokenizer came along, into the cache

@@ -55,7 +55,7 @@ def retention(
     host = unwrap(model)
     original = teacher_host(host, teacher)
     if labels is not None:
-        data = _labelled(data, labels)
+        data = _labelled(data, labels, column)
     source = read(data, column=column, limit=limit, seed=seed)
     samples = encode(source, host, tokenizer=tokenizer, max_length=max_length, minimum=MINIMUM)
     with evaluating(host):
@@ -263,12 +263,13 @@ def _token_cosine(ours: Tensor, theirs: Tensor, mask: Tensor) -> Tensor:
     return token_mean(F.cosine_similarity(ours.float(), theirs.float(), dim=-1), mask)
 
 
-def _labelled(data: Any, labels: Sequence[Any]) -> Labelled:
+def _labelled(data: Any, labels: Sequence[Any], column: str | None) -> Labelled:
     """Pair data with labels. Raises ZooError where they do not match."""
     if isinstance(data, str | Path):
-        data = [item.value for item in read(data, limit=sys.maxsize).items]
+        found = read(data, column=column, limit=sys.maxsize)
+        data, column = [item.value for item in found.items], None
     if not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
         raise ZooError("labels= goes with a list of samples or a file; an iterable may give pairs")
     if len(data) != len(labels):
         raise ZooError(f"there are {len(labels)} labels for {len(data)} samples")
-    return Labelled(data, list(labels))
+    return Labelled(data, list(labels), column)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -126,11 +127,11 @@ def encode(
     Raises ZooError for fewer than `minimum` samples, or items that do not fit the model.
     """
     items = source.items
+    kinds = {_kind(item, source.description) for item in items}
     if len(items) < minimum:
         raise ZooError(
             f"{source.description}: {len(items)} samples are too few, at least {minimum} are needed"
         )
-    kinds = {_kind(item) for item in items}
     if len(kinds) > 1:
         raise ZooError(f"{source.description} mixes {' and '.join(sorted(kinds))}")
     labels = [_plain(item.label) for item in items]
@@ -187,22 +188,19 @@ def _packed(
     return [{name: cut[name][row] for name in names} for row in range(rows)]
 
 
-def _kind(item: Item) -> str:
+def _kind(item: Item, description: str) -> str:
     value = item.value
     if isinstance(value, str):
         return "texts"
-    if isinstance(value, Mapping):
-        if "input_ids" in value:
-            return "tokens"
-        if "pixel_values" in value:
-            return "images"
-        raise ZooError(
-            f"a sample has {', '.join(map(str, value))}, but no input_ids, pixel_values or text"
-        )
+    if isinstance(value, Mapping) and "input_ids" in value:
+        return "tokens"
+    if isinstance(value, Mapping) and "pixel_values" in value:
+        return "images"
     if isinstance(value, Path | Tensor) or hasattr(value, "convert"):
         return "images"
     raise ZooError(
-        f"a sample of type {type(value).__name__} is neither a text, an image nor tokens"
+        f"{description}: a sample of type {type(value).__name__} is neither a text, an image nor "
+        "tokens"
     )
 
 
@@ -212,7 +210,10 @@ def _sees_images(host: nn.Module) -> bool:
 
 
 def _plain(label: Any) -> Any:
-    return label.item() if isinstance(label, Tensor) else label
+    """A label of a whole sample as plain data; None for others, such as those of each token."""
+    if isinstance(label, Tensor):
+        return label.item() if label.numel() == 1 else None
+    return None if isinstance(label, list | tuple) else label
 
 
 def _longest(host: nn.Module, max_length: int | None) -> int:
@@ -227,9 +228,17 @@ def _tokenise(tokenizer: Any, texts: list[str], longest: int | None) -> list[dic
     """All texts in one call, which fast tokenizers spread over the processors; None: uncut."""
     encoded = tokenizer(texts, truncation=longest is not None, max_length=longest)
     names = [name for name in encoded if len(encoded[name]) == len(texts)]
-    return [
-        {name: torch.tensor(encoded[name][index]) for name in names} for index in range(len(texts))
-    ]
+    columns = [_tensors(encoded[name]) for name in names]
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def _tensors(rows: Sequence[Sequence[int]]) -> Sequence[Tensor]:
+    """One tensor for each row, all cut out of a single one: to make each takes eight times as long.
+
+    That would be a third of the time of tokenising short texts, and it is not spread.
+    """
+    lengths = [len(row) for row in rows]
+    return torch.tensor(list(chain.from_iterable(rows)), dtype=torch.long).split(lengths)
 
 
 def _tokens(value: Mapping[str, Any], longest: int | None) -> dict[str, Tensor]:

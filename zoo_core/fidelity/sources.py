@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +25,11 @@ _FORMATS = {
     ".parquet": "parquet",
     ".tsv": "csv",
 }
+_OPTIONS: dict[str, dict[str, Any]] = {
+    ".tsv": {"sep": "\t"},
+    ".parquet": {"batch_size": 1000},  # It takes it from the first row group, if there is one.
+}
+_NO_ROWS = "corresponds to no data"  # Its words for a file of columns without rows.
 _LONGEST_NAME = 255
 _SAVED = ("dataset_info.json", "dataset_dict.json")
 _LABELS = ("labels", "label")
@@ -48,13 +52,14 @@ class Source(NamedTuple):
 
 
 def read(data: Any, *, column: str | None = None, limit: int, seed: int = 0) -> Source:
-    """At most `limit` items of whatever a user calls data; blank texts are left out.
+    """At most `limit` items of whatever a user calls data; blank and missing ones are left out.
 
-    data: a text file (one text a line), a folder of images, a DataLoader, or an iterable of texts,
-        images, mappings, or (input, label) pairs. With the `datasets` library also one of its
-        datasets (one split) or streams, a .csv, .tsv, .json, .jsonl or .parquet file, a folder
-        of these, or a name, of which the split called train is read.
-    column: which column of a dataset to read; by default the first that looks like an input.
+    data: a text file (one text a line), a folder of images, a DataLoader, a data frame of pandas,
+        or an iterable of texts, images, mappings, or (input, label) pairs. With the `datasets`
+        library also one of its datasets (one split) or streams, a .csv, .tsv, .json, .jsonl or
+        .parquet file, a folder of these, or a name, of which the split called train is read.
+    column: which column of a dataset, or key of a mapping, to read; by default input_ids or
+        pixel_values, else text, sentence, image or img, whichever is there first.
     Where the number is known, the items are drawn at random; of a stream they are the first.
     Raises ZooError where nothing is there, or for items that cannot be understood.
     """
@@ -62,9 +67,22 @@ def read(data: Any, *, column: str | None = None, limit: int, seed: int = 0) -> 
     if isinstance(found, Sequence) and len(found) > limit:
         chosen = sorted(random.Random(seed).sample(range(len(found)), limit))
         found = [found[index] for index in chosen]
-    items = list(islice((item for item in map(_item, found) if not _is_blank(item)), limit))
+    items: list[Item] = []
+    blank = missing = 0
+    for item in (_item(value, column) for value in found):
+        if item.value is None:
+            missing += 1
+        elif isinstance(item.value, str) and not item.value.strip():
+            blank += 1
+        else:
+            items.append(item)
+        if len(items) == limit:
+            break
     if not items:
-        raise ZooError(f"there are no samples in {description}")
+        why = f": {blank + missing} are blank or missing" if blank or missing else ""
+        raise ZooError(f"there are no samples in {description}{why}")
+    if missing:
+        description += f" ({missing} without a value left out)"
     return Source(items, description)
 
 
@@ -75,6 +93,8 @@ def _open(data: Any, column: str | None) -> tuple[Iterable[Any], str]:
         return _unbatched(data), "a DataLoader"
     if hasattr(data, "column_names"):
         return _dataset(data, column)
+    if hasattr(data, "iloc"):
+        return _of_pandas(data), f"a {type(data).__name__} of {len(data)} rows"
     listed = hasattr(data, "__getitem__") and hasattr(data, "__len__")
     if isinstance(data, Mapping) or not (listed or isinstance(data, Iterable)):
         raise ZooError(
@@ -85,6 +105,13 @@ def _open(data: Any, column: str | None) -> tuple[Iterable[Any], str]:
         indexed = _Indexed(data)
         return indexed, f"a list of {len(indexed)}"
     return data, "an iterable"
+
+
+def _of_pandas(data: Any) -> list[Any]:
+    """The rows of a data frame, or the values of a series; what is missing is None."""
+    plain = data.astype(object).where(data.notna(), None)
+    found: list[Any] = plain.to_dict("records") if data.ndim == 2 else plain.tolist()
+    return found
 
 
 class _Indexed(Sequence[Any]):
@@ -103,49 +130,54 @@ class _Indexed(Sequence[Any]):
 
 
 class Labelled(_Indexed):
-    """Samples with labels that the user keeps beside them."""
+    """Samples with labels that the user keeps beside them. column: as in `read`."""
 
-    def __init__(self, data: Sequence[Any], labels: Sequence[Any]) -> None:
+    def __init__(self, data: Sequence[Any], labels: Sequence[Any], column: str | None) -> None:
         super().__init__(data)
-        self.labels = labels
+        self.labels, self.column = labels, column
 
     def __getitem__(self, index: Any) -> Item:
-        return Item(super().__getitem__(index), self.labels[index])
+        item = _item(super().__getitem__(index), self.column)
+        return item._replace(label=self.labels[index])
 
 
 def _named(data: str | Path, column: str | None) -> tuple[Iterable[Any], str]:
     path = Path(data)
     if len(path.name.encode()) > _LONGEST_NAME:
         raise ZooError(f"{path.name[:40]!r}... is no file; a text by itself goes into a list")
-    if path.is_file() and path.suffix.lower() in _FORMATS:
-        return _dataset(_from_file(path), column)[0], path.name
+    suffix = path.suffix.lower()
+    if path.is_file() and suffix in _FORMATS:
+        return _dataset(_from_file(path), column, path.name)
     if path.is_file():
         try:
             return path.read_text(encoding="utf-8").splitlines(), path.name
         except UnicodeDecodeError as error:
             raise ZooError(f"{path} is not a text file in UTF-8: {error}") from error
     if path.is_dir():
-        return _folder(path, column), f"{path.name}/"
-    if isinstance(data, Path):
+        return _folder(path, column)
+    if isinstance(data, Path) or suffix in {".txt", *_FORMATS, *IMAGES}:
         raise ZooError(f"there is no file or folder {path}")
-    return _dataset(_loaded(data, "load_dataset", data, split="train"), column)[0], data
+    return _dataset(_loaded(data, "load_dataset", data, split="train"), column, data)
 
 
 def _from_file(path: Path) -> Any:
-    kind, suffix = _FORMATS[path.suffix.lower()], path.suffix.lower()
-    how = {"sep": "\t"} if suffix == ".tsv" else {}
-    return _loaded(path, "load_dataset", kind, data_files=str(path), split="train", **how)
+    if not path.stat().st_size:
+        raise ZooError(f"there are no samples in {path.name}: the file is empty")
+    suffix = path.suffix.lower()
+    how = {"data_files": str(path), "split": "train", **_OPTIONS.get(suffix, {})}
+    return _loaded(path, "load_dataset", _FORMATS[suffix], **how)
 
 
-def _folder(path: Path, column: str | None) -> Iterable[Any]:
+def _folder(path: Path, column: str | None) -> tuple[Iterable[Any], str]:
     """A folder of images, or one that holds a dataset."""
-    if any((path / name).exists() for name in _SAVED):
-        return _dataset(_loaded(path, "load_from_disk", str(path)), column)[0]
+    name = f"{path.name}/"
+    if any((path / saved).exists() for saved in _SAVED):
+        return _dataset(_loaded(path, "load_from_disk", str(path)), column, name)
     images = sorted(p for p in path.rglob("*") if p.suffix.lower() in IMAGES)
     if images:
-        return images
+        return images, name
     if any(p.suffix.lower() in _FORMATS for p in path.rglob("*")):
-        return _dataset(_loaded(path, "load_dataset", str(path), split="train"), column)[0]
+        return _dataset(_loaded(path, "load_dataset", str(path), split="train"), column, name)
     raise ZooError(
         f"the folder {path} holds no images ({', '.join(sorted(IMAGES))}) and no dataset "
         f"({', '.join(_FORMATS)})"
@@ -165,24 +197,46 @@ def _loaded(place: str | Path, verb: str, *args: Any, **kwargs: Any) -> Any:
     try:
         return getattr(datasets, verb)(*args, **kwargs)
     except Exception as error:  # Whatever the library, the network or the disk make of a name.
-        raise ZooError(f"the dataset {str(place)!r} could not be loaded: {error}") from error
+        if _NO_ROWS in str(error):
+            raise ZooError(f"there are no samples in {place}: it has no rows") from error
+        # The library often only says that it failed, and keeps what failed as the cause.
+        cause = error.__cause__ or error
+        why = str(cause) or type(cause).__name__
+        raise ZooError(f"the dataset {str(place)!r} could not be loaded: {why}") from error
 
 
-def _dataset(dataset: Any, column: str | None) -> tuple[Iterable[Any], str]:
-    """The rows of a `datasets` dataset or stream as items."""
+def _dataset(
+    dataset: Any, column: str | None, name: str | None = None
+) -> tuple[Iterable[Any], str]:
+    """The rows of a `datasets` dataset or stream as items. name: what to call it."""
     if isinstance(dataset, Mapping):
         splits = ", ".join(map(repr, dataset))
         raise ZooError(f"the dataset has several splits, pass one of them ({splits})")
     names = dataset.column_names or list(next(iter(dataset), {}))  # A stream may not know them.
+    chosen, label = _columns(names, column)
+    which = "" if chosen in _READY else f", column {chosen!r}"
+    if not hasattr(dataset, "__len__"):
+        rows = (_row(row, chosen, label) for row in dataset)
+        return rows, f"{name or 'a stream of rows'}{which}"
+    known = name or f"a dataset of {len(dataset)} rows"
+    return _Rows(dataset, chosen, label), f"{known}{which}"
+
+
+def _columns(names: Sequence[Any], column: str | None) -> tuple[str, str | None]:
+    """Which of the names is that of the inputs, and which that of the labels, if any.
+
+    Raises ZooError where `column` is not among the names; or, without it, no known one is.
+    """
+    has = f"(has: {', '.join(map(str, names))})"
     if column is not None and column not in names:
-        raise ZooError(f"the dataset has no column {column!r} (has: {', '.join(names)})")
+        raise ZooError(f"there is no column {column!r} {has}")
     chosen = column or next((name for name in (*_READY, *_RAW) if name in names), None)
     if chosen is None:
-        raise ZooError(f"which column holds the inputs? pass column= (has: {', '.join(names)})")
-    label = next((name for name in _LABELS if name in names), None)
-    if not hasattr(dataset, "__len__"):
-        return (_row(row, chosen, label) for row in dataset), "a stream of rows"
-    return _Rows(dataset, chosen, label), f"a dataset of {len(dataset)} rows"
+        raise ZooError(
+            f"which column holds the inputs? None is called {', '.join((*_RAW, *_READY))}: pass "
+            f"column= {has}"
+        )
+    return chosen, next((name for name in _LABELS if name in names and name != chosen), None)
 
 
 def _row(row: Mapping[str, Any], column: str, label: str | None) -> Item:
@@ -201,21 +255,19 @@ class _Rows(_Indexed):
         return _row(super().__getitem__(index), self.column, self.label)
 
 
-def _item(value: Any) -> Item:
+def _item(value: Any, column: str | None) -> Item:
     if isinstance(value, Item):
         return value
     if isinstance(value, Mapping):
-        label = next((value[name] for name in _LABELS if name in value), None)
-        if not any(name in value for name in _READY):
-            return Item(next((value[name] for name in _RAW if name in value), value), label)
-        return Item({k: v for k, v in value.items() if k not in _LABELS}, label)
+        return _row(value, *_columns(list(value), column))
+    if column is not None:
+        raise ZooError(
+            f"column={column!r} chooses a part of each row; these samples have no columns, they "
+            f"are of type {type(value).__name__}"
+        )
     if isinstance(value, tuple | list) and len(value) in (1, 2):
         return Item(*value)
     return Item(value)
-
-
-def _is_blank(item: Item) -> bool:
-    return isinstance(item.value, str) and not item.value.strip()
 
 
 def _unbatched(loader: Iterable[Any]) -> Iterator[Any]:
@@ -240,12 +292,19 @@ def _is_texts(batch: Any) -> bool:
     return isinstance(batch, tuple | list) and all(isinstance(one, str) for one in batch)
 
 
-def _rows(batch: Mapping[str, Any]) -> Iterator[Item]:
-    tensors = {name: value for name, value in batch.items() if isinstance(value, Tensor)}
-    label = next((tensors.pop(name) for name in _LABELS if name in tensors), None)
-    for index in range(len(next(iter(tensors.values()), ()))):
-        row = {name: value[index] for name, value in tensors.items()}
-        if "attention_mask" in row and row["attention_mask"].dim() == 1:
-            real = row["attention_mask"].bool()
-            row = {k: v[real] if v.shape == real.shape else v for k, v in row.items()}
-        yield Item(row, None if label is None else label[index])
+def _rows(batch: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    columns = {
+        name: values
+        for name, values in batch.items()
+        if isinstance(values, Tensor) or _is_texts(values)
+    }
+    for index in range(len(next(iter(columns.values()), ()))):
+        row = {name: values[index] for name, values in columns.items()}
+        mask = row.get("attention_mask")
+        if mask is not None and mask.dim() == 1:
+            row |= {k: v[mask.bool()] for k, v in row.items() if _is_like(v, mask)}
+        yield row
+
+
+def _is_like(value: Any, mask: Tensor) -> bool:
+    return isinstance(value, Tensor) and value.shape == mask.shape
