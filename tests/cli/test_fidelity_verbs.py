@@ -73,6 +73,20 @@ def test_evaluate(zoo, directory, texts, tmp_path):
     assert answer["scores"]["embedding_cosine"]["stock"] == 1
 
 
+def test_evaluate_on_a_table(zoo, directory, texts, tmp_path):
+    lines = texts.read_text().splitlines()
+    table = tmp_path / "reviews.csv"
+    table.write_text("\n".join(["id,review", *(f"{n},{line}" for n, line in enumerate(lines))]))
+    labels = tmp_path / "labels.txt"
+    labels.write_text("\n".join("ab"[n % 2] for n in range(30)))
+    run = zoo("evaluate", str(directory), str(table))
+    assert run.code == 1
+    assert "pass column= (has: id, review)" in run.err
+    run = zoo("evaluate", str(directory), str(table), "--column", "review", "--labels", str(labels))
+    assert run.code == 0, run.err
+    assert "accuracy of a linear probe" in run.out
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [

@@ -11,6 +11,7 @@ from huggingface_hub import close_session, constants
 
 import zoo_core
 from zoo_core import registry
+from zoo_core.checkpoint import read_manifest
 from zoo_core.testing.hub import Hub
 
 
@@ -27,6 +28,14 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         close_session()
         yield running
     close_session()
+
+
+def use_as_default(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What HF_ENDPOINT and HF_TOKEN do for a process of its own."""
+    template = hub.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setenv("HF_TOKEN", hub.tokens.read)
 
 
 @pytest.fixture
@@ -62,6 +71,48 @@ def test_from_a_directory_to_the_hub_and_into_a_catalogue(
     assert (checked.code, "1 checkpoint" in checked.out) == (0, True), checked.out
     pinned = json.loads(zoo("pull", "mine", "--offline", "--require-pin", "--json", *at).out)
     assert pinned["source"]["commit"] == hub.head("zoo/tiny")
+
+
+def test_a_checkpoint_on_the_hub_will_do_where_one_is_asked_for(
+    zoo, hub: Hub, saved: str, tmp_path: Path, monkeypatch
+) -> None:
+    zoo("push", saved, "zoo/tiny", "--endpoint", hub.endpoint)
+    fetched = len(list(hub.log))
+    run = zoo("inspect", "zoo/tiny", "--endpoint", hub.endpoint, "--json")
+    assert json.loads(run.out) == read_manifest(saved).as_dict()
+    assert not any(".safetensors" in str(entry) for entry in list(hub.log)[fetched:])
+
+    use_as_default(hub, monkeypatch)
+    tokens = [{"input_ids": [2, 3 + n, 5, 4 + n]} for n in range(20)]
+    data = tmp_path / "tokens.jsonl"
+    data.write_text("\n".join(map(json.dumps, tokens)))
+    report = json.loads(zoo("evaluate", "zoo/tiny", str(data), "--json").out)
+    assert report["samples"] == 20
+    target = str(tmp_path / "healed")
+    run = zoo("calibrate", "zoo/tiny", str(data), "-o", target, "--steps", "1", "--batch-size", "4")
+    assert run.code == 0, run.err
+    assert read_manifest(target).calibration["steps"] == 1
+
+
+@pytest.mark.parametrize(
+    "verb",
+    ["inspect", "verify", "evaluate {} x", "calibrate {} x -o y", "diagnose --data x", "report"],
+)
+def test_what_is_no_checkpoint_is_told_alike(zoo, hub: Hub, verb: str, tmp_path, monkeypatch):
+    use_as_default(hub, monkeypatch)
+    (tmp_path / "file").touch()
+    for reference, code, message in (
+        ("no/such/place", 2, "there is no directory 'no/such/place'; one on the Hub is written"),
+        (str(tmp_path / "file"), 2, "is a file, and a checkpoint a directory"),
+        ("nothing", 2, "there is no directory 'nothing'; "),
+        ("no/thing", 1, "zoo: no/thing@main could not be looked up"),
+    ):
+        words = verb.replace("{}", reference).split()
+        words += [] if reference in words else [reference]
+        words += ["--data", __file__] if verb == "report" else []
+        run = zoo(*words)
+        assert run.code == code, run.err
+        assert message in run.err.replace("\n", " ")
 
 
 def test_verify_says_what_is_wrong(zoo, saved: str) -> None:

@@ -8,14 +8,15 @@ from typing import Any
 import click
 
 from zoo_core.cli import output
-from zoo_core.cli.data_options import data_options, tokenizer_of
+from zoo_core.cli.data_options import data_options
 from zoo_core.cli.output import Cell
+from zoo_core.cli.references import checkpoint, opened
 from zoo_core.cli.setting_options import setting_options
 from zoo_core.fidelity.settings import Settings
 
 
 @click.command("calibrate")
-@click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("model", callback=checkpoint)
 @click.argument("data")
 @data_options
 @click.option(
@@ -41,7 +42,7 @@ from zoo_core.fidelity.settings import Settings
 @setting_options(Settings)
 @click.option("--json", is_flag=True, help="Print the report as JSON.")
 def command(
-    directory: Path,
+    model: str,
     data: str,
     teacher: Path | None,
     tokenizer: Path | None,
@@ -54,23 +55,23 @@ def command(
     json: bool,
     **settings: Any,
 ) -> None:
-    """Train the attention of the checkpoint DIRECTORY to answer as the stock one did, on DATA.
+    """Train the attention of the checkpoint MODEL to answer as the stock one did, on DATA.
 
-    DATA is a text file (one text a line), a folder of images, or, for the `datasets` library, a
-    .csv, .tsv, .json, .jsonl or .parquet file, a folder of these, or a name. The result is another
-    checkpoint, with the report in its manifest.
+    MODEL is a checkpoint directory, or owner/name@revision on the Hub. DATA is a text file (one
+    text a line), a folder of images, or, for the `datasets` library, a .csv, .tsv, .json, .jsonl or
+    .parquet file, a folder of these, or a name. The result is another checkpoint, with the report
+    in its manifest.
     """
-    from zoo_core.checkpoint import load, save
+    from zoo_core.checkpoint import save
     from zoo_core.fidelity.calibration import calibrate
     from zoo_core.fidelity.originals import original_in
     from zoo_core.fidelity.processes import Processes
 
-    with output.working(f"loading {directory}"):
-        model = load(directory)
-        original = None if teacher is None else original_in(teacher, model)
-        known = tokenizer_of(tokenizer or directory, needed=tokenizer is not None)
+    with output.working(f"loading {model}"):
+        pupil, known = opened(model, tokenizer)
+        original = None if teacher is None else original_in(teacher, pupil)
     report = calibrate(
-        model,
+        pupil,
         data,
         teacher=original,
         tokenizer=known,
@@ -82,7 +83,7 @@ def command(
     )
     if not Processes.here().is_main:
         return
-    save(model, target, tokenizer=known)
+    save(pupil, target, tokenizer=known)
     if picture is not None:
         report.picture(picture)
     if json:

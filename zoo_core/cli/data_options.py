@@ -36,14 +36,14 @@ def data_options(command: F) -> F:
     return command
 
 
-def tokenizer_of(directory: Path, *, needed: bool) -> Any:
+def tokenizer_of(directory: str | Path, *, needed: bool) -> Any:
     """The tokenizer or image processor of a directory; None where it has none.
 
     Raises ZooError where one is needed.
     """
     from zoo_core.fidelity.preparing import from_directory
 
-    found = from_directory(directory)
+    found = from_directory(Path(directory))
     if found is None and needed:
         raise ZooError(f"{directory} holds neither a tokenizer nor an image processor")
     return found

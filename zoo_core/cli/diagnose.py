@@ -8,7 +8,7 @@ from typing import Any, get_args
 import click
 
 from zoo_core.cli import output
-from zoo_core.cli.data_options import tokenizer_of
+from zoo_core.cli.references import checkpoint, opened
 from zoo_core.diagnose.reports import Part
 from zoo_core.errors import ZooError
 
@@ -16,7 +16,7 @@ _PARTS = get_args(Part)
 
 
 @click.command("diagnose")
-@click.argument("model", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("model", callback=checkpoint)
 @click.option("--data", required=True, help="A text file, a folder of images, or a dataset.")
 @click.option(
     "--part",
@@ -43,7 +43,7 @@ _PARTS = get_args(Part)
 )
 @click.option("--json", is_flag=True, help="Print the report as JSON.")
 def command(
-    model: Path,
+    model: str,
     data: str,
     parts: tuple[Part, ...],
     tokenizer: Path | None,
@@ -53,20 +53,18 @@ def command(
     json: bool,
     **how: Any,
 ) -> None:
-    """Measure the attention of the checkpoint directory MODEL on some data.
+    """Measure the attention of the checkpoint MODEL on some data.
 
-    Every head: entropy, rank, reach, agreement, error against softmax, and what may break. By
-    depth: rank collapse, Jacobian norms with the bounds that mechanisms certify, sensitivity; and
-    the rank of the embedding with a suggested depth. Ctrl-C keeps the parts that are done.
+    MODEL is a checkpoint directory, or owner/name@revision on the Hub. Every head: entropy, rank,
+    reach, agreement, error against softmax, and what may break. By depth: rank collapse, Jacobian
+    norms with the bounds that mechanisms certify, sensitivity; and the rank of the embedding with a
+    suggested depth. Ctrl-C keeps the parts that are done.
     """
-    from zoo_core.checkpoint import load
     from zoo_core.diagnose.illustrating import illustrate
     from zoo_core.diagnose.measuring import measure
 
     with output.working(f"loading {model}"):
-        loaded = load(model)
-        prepared = tokenizer_of(tokenizer or model, needed=tokenizer is not None)
-    how["tokenizer"] = prepared
+        loaded, how["tokenizer"] = opened(model, tokenizer)
     report = measure(loaded, data, parts=parts or _PARTS, limit=limit, batch_size=batch_size, **how)
     if json:
         output.as_json(report.as_dict())

@@ -7,12 +7,13 @@ from pathlib import Path
 import click
 
 from zoo_core.cli import output
-from zoo_core.cli.data_options import data_options, tokenizer_of
+from zoo_core.cli.data_options import data_options
+from zoo_core.cli.references import checkpoint, opened
 from zoo_core.errors import ZooError
 
 
 @click.command("evaluate")
-@click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("model", callback=checkpoint)
 @click.argument("data")
 @data_options
 @click.option(
@@ -31,7 +32,7 @@ from zoo_core.errors import ZooError
 )
 @click.option("--json", is_flag=True, help="Print the report as JSON.")
 def command(
-    directory: Path,
+    model: str,
     data: str,
     teacher: Path | None,
     tokenizer: Path | None,
@@ -45,24 +46,24 @@ def command(
     picture: Path | None,
     json: bool,
 ) -> None:
-    """Measure on DATA how much of the original the checkpoint DIRECTORY keeps.
+    """Measure on DATA how much of the original the checkpoint MODEL keeps.
 
-    Every score stands beside that of uniform attention, the floor, and that of the original. DATA
-    is a text file (one text a line), a folder of images, or, for the `datasets` library, a .csv,
-    .tsv, .json, .jsonl or .parquet file, a folder of these, or a name.
+    Every score stands beside that of uniform attention, the floor, and that of the original. MODEL
+    is a checkpoint directory, or owner/name@revision on the Hub. DATA is a text file (one text a
+    line), a folder of images, or, for the `datasets` library, a .csv, .tsv, .json, .jsonl or
+    .parquet file, a folder of these, or a name.
     """
-    with output.working(f"measuring {directory}"):
-        from zoo_core.checkpoint import load
+    with output.working(f"measuring {model}"):
         from zoo_core.fidelity.originals import original_in
         from zoo_core.fidelity.retaining import retention
 
-        model = load(directory)
+        measured, known = opened(model, tokenizer)
         report = retention(
-            model,
-            None if teacher is None else original_in(teacher, model),
+            measured,
+            None if teacher is None else original_in(teacher, measured),
             data,
             labels=None if labels is None else _lines(labels),
-            tokenizer=tokenizer_of(tokenizer or directory, needed=tokenizer is not None),
+            tokenizer=known,
             max_length=max_length,
             batch_size=batch_size,
             limit=limit,

@@ -9,21 +9,29 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zoo_core.cli import output
+from zoo_core.cli.hub_options import cache_options, token
 from zoo_core.cli.output import Cell
+from zoo_core.cli.references import asking_the_hub, checkpoint, is_here
 
 if TYPE_CHECKING:
     from zoo_core.checkpoint import Manifest
 
 
 @click.command("inspect")
-@click.argument("directory", type=click.Path(path_type=Path))
+@click.argument("reference", metavar="DIRECTORY|OWNER/NAME[@REVISION]", callback=checkpoint)
+@cache_options
 @click.option("--json", is_flag=True, help="Print the manifest as JSON.")
-def command(directory: Path, json: bool) -> None:
-    """Show what a checkpoint DIRECTORY holds: model, attention by layer, options, files.
+def command(reference: str, endpoint: str | None, offline: bool, json: bool) -> None:
+    """Show what a checkpoint holds: model, attention by layer, options, files.
 
-    Weights are not read. A directory written by save_pretrained of a patched model will do.
+    Weights are neither read nor fetched. A directory written by save_pretrained of a patched model
+    will do.
     """
-    manifest = _read(directory)
+    if is_here(reference):
+        manifest = _read(Path(reference))
+    else:
+        with output.working(f"looking up {reference}"), asking_the_hub(reference):
+            manifest = _fetched(reference, endpoint, offline)
     if json:
         output.as_json(manifest.as_dict())
     else:
@@ -38,6 +46,15 @@ def _read(directory: Path) -> Manifest:
     ):
         return adopting.manifest_of(config, str(directory / layout.CONFIG))
     return read_manifest(directory)
+
+
+def _fetched(reference: str, endpoint: str | None, offline: bool) -> Manifest:
+    from zoo_core.hub.client import Client
+    from zoo_core.hub.reference import look_up
+    from zoo_core.hub.snapshot import open_snapshot
+
+    client = Client(endpoint=endpoint, token=token(), offline=offline)
+    return open_snapshot(client, look_up(reference)).manifest
 
 
 def report(manifest: Manifest) -> None:

@@ -10,13 +10,14 @@ import click
 from zoo_core.cli import output
 from zoo_core.cli.data_options import data_options, tokenizer_of
 from zoo_core.cli.output import Cell
+from zoo_core.cli.references import checkpoints
 from zoo_core.errors import ZooError
 from zoo_core.report.records import PARTS, Part
 from zoo_core.telling import told
 
 
 @click.command("report")
-@click.argument("models", metavar="MODEL...", nargs=-1, required=True)
+@click.argument("models", metavar="MODEL...", nargs=-1, required=True, callback=checkpoints)
 @click.option("--data", required=True, help="A text file, a folder of images, or a dataset.")
 @click.option(
     "-o",

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from zoo_core.cli import output
 from zoo_core.cli.hub_options import cache_options, token
 from zoo_core.cli.output import Cell
+from zoo_core.cli.references import asking_the_hub, checkpoint, is_here
 
 
 @click.command("verify")
-@click.argument("reference", metavar="DIRECTORY|OWNER/NAME[@REVISION]")
+@click.argument("reference", metavar="DIRECTORY|OWNER/NAME[@REVISION]", callback=checkpoint)
 @cache_options
 @click.option("--json", is_flag=True, help="Print a JSON object.")
 def command(reference: str, endpoint: str | None, offline: bool, json: bool) -> None:
@@ -33,10 +32,11 @@ def command(reference: str, endpoint: str | None, offline: bool, json: bool) -> 
 
 
 def _problems(reference: str, endpoint: str | None, offline: bool) -> list[str]:
-    if Path(reference).is_dir():
+    if is_here(reference):
         from zoo_core.checkpoint import verify as verify_directory
 
         return verify_directory(reference)
     from zoo_core.hub.verifying import verify
 
-    return verify(reference, token=token(), endpoint=endpoint, offline=offline)
+    with asking_the_hub(reference):
+        return verify(reference, token=token(), endpoint=endpoint, offline=offline)
