@@ -1,7 +1,8 @@
 """Every installed architecture patches exactly, and carries or refuses every mechanism.
 
 Families that share all of their code with another one, but for names, are combined with a few
-mechanisms only.
+mechanisms only. The plain DeiT is timm's ViT; what its distilled one has of its own is in
+tests/architectures/test_every_mechanism.py, with every mechanism.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from zoo_core import registry
 from zoo_core.testing import parametrize_architectures
 from zoo_core.testing.combinations import combination
 
-RELATIVES = ("camembert", "electra", "hf_deit", "roberta", "xlm_roberta")
+RELATIVES = ("camembert", "deit", "electra", "hf_deit", "roberta", "xlm_roberta")
 OTHERS = [one.name for one in registry.architectures() if one.name not in RELATIVES]
 
 

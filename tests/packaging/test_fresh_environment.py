@@ -29,8 +29,8 @@ print(zoo.push(model, "zoo/hydra"))
 """
 PULL = """
 import sys, torch, zoo_core as zoo
-model = zoo.pull(sys.argv[1])
-assert torch.equal(model(torch.arange(5, 14)[None])[0], torch.load("expected.pt"))
+for model in (zoo.load("saved"), zoo.pull(sys.argv[1])):
+    assert torch.equal(model(torch.arange(5, 14)[None])[0], torch.load("expected.pt"))
 print(zoo.inspect(model).sites[0].mechanism)
 """
 
@@ -41,7 +41,7 @@ for load, reference in ((zoo.pull, sys.argv[1]), (zoo.load, "saved")):
     try:
         load(reference)
     except zoo.ZooError as error:
-        print(" ".join(str(error).split()))
+        print(type(error).__name__, " ".join(str(error).split()))
     else:
         print("loaded", reference)
 """
@@ -129,6 +129,7 @@ def test_installed_published_missed_and_installed_again(environment: Environment
     environment.zoo("plugins", "uninstall", "zoo-hydra")
     assert "hydra" not in environment.zoo("list", "--json")
     for missed in environment.out("-c", MISSED, ref).splitlines():
+        assert missed.startswith("UnknownName ")
         assert "needs zoo-hydra/hydra (saved with version 0.1.0)" in missed
         assert "pip install zoo-hydra" in missed
 
