@@ -210,11 +210,13 @@ def build_modules(steps: Iterable[Step], *, seed: int | None = None) -> dict[str
 
 @contextmanager
 def seeded(seed: int | None) -> Iterator[None]:
-    """Draw from a generator seeded so, and leave torch's global one alone; None: draw from that."""
+    """Draw from generators seeded so and leave torch's global ones alone; None: draw from those."""
     if seed is None:
         yield
         return
-    with torch.random.fork_rng(devices=[]):
+    # To seed is to seed every device that is in use.
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with torch.random.fork_rng(devices=list(devices)):
         torch.manual_seed(seed)
         yield
 

@@ -85,6 +85,15 @@ def test_buffers_inside_a_kernel_are_counted() -> None:
     assert output < peak < output + 8 * B * H * N * N * 4
 
 
+def test_what_cannot_be_watched_has_no_number() -> None:
+    """As torch's dispatcher answers for flex_attention."""
+
+    def call() -> None:
+        raise NotImplementedError("There was no rule registered for HigherOrderOperator")
+
+    assert counting.flops(call) is None
+
+
 def test_an_error_in_the_call_comes_through() -> None:
     with pytest.raises(ZeroDivisionError):
         counting.peak_bytes(lambda: 1 / 0, CPU)

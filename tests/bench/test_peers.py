@@ -228,8 +228,9 @@ def test_padding_and_other_devices_have_no_peers() -> None:
     padded = Inputs.of(replace(CASE, padded=True))
     with pytest.raises(BenchError, match="without padding only"):
         peer("linformer").work(padded, options("linformer"))
-    assert "flex_attention" not in [one.name for one in peers_of("local")]
-    assert "flex_attention" in [one.name for one in peers_of("local", "cuda:0")]
+    for mechanism, name in (("local", "flex_attention"), ("linear", "flash-linear-attention")):
+        assert name not in [one.name for one in peers_of(mechanism)]
+        assert name in [one.name for one in peers_of(mechanism, "cuda:0")]
 
 
 def test_peers_are_of_mechanisms_that_exist() -> None:
@@ -238,6 +239,37 @@ def test_peers_are_of_mechanisms_that_exist() -> None:
             registry.mechanism(one.mechanism)
         except ZooError as error:
             pytest.fail(f"{one.name}: {error}")
+
+
+def test_flash_linear_attention_gets_tokens_first(monkeypatch) -> None:
+    asked = {}
+
+    def chunk_linear_attn(q, k, v, **how):
+        asked["linear"] = how
+        return (q * k).sum(-1, keepdim=True) * v, None
+
+    def chunk_delta_rule(q, k, v, beta, **how):
+        asked["delta"] = how
+        return v * beta[..., None].cumsum(1), None
+
+    fake = types.SimpleNamespace(
+        chunk_linear_attn=chunk_linear_attn, chunk_delta_rule=chunk_delta_rule
+    )
+    for module in ("fla", "fla.ops", "fla.ops.linear_attn", "fla.ops.delta_rule"):
+        monkeypatch.setitem(sys.modules, module, fake)
+    half = Inputs.of(replace(CASE, dtype="bfloat16"))
+    linear = peer("flash-linear-attention").work(half, options("linear"))
+    q, k = F.elu(half.q) + 1, F.elu(half.k) + 1
+    wanted = (q * k).sum(-1, keepdim=True) * half.v
+    torch.testing.assert_close(linear.function()[0].transpose(1, 2), wanted)
+    assert asked["linear"] == {}
+    delta = peer("flash-linear-attention delta").work(half, options("delta"))
+    assert len(delta.call("backward")()) == 4
+    assert asked["delta"] == {"use_qk_l2norm_in_kernel": True}
+    with pytest.raises(BenchError, match="the mechanism has"):
+        peer("flash-linear-attention").work(half, options("linear", feature_map="hedgehog"))
+    with pytest.raises(BenchError, match="has no float32"):
+        peer("flash-linear-attention delta").work(Inputs.of(CASE), options("delta"))
 
 
 def test_given_hands_out_its_value() -> None:

@@ -22,15 +22,23 @@ from torch.autograd.profiler import profile
 from torch.utils import flop_counter
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from zoo_core.nn import gpu
 
-def flops(call: Callable[[], Any]) -> int:
+
+def flops(call: Callable[[], Any]) -> int | None:
     """Products and additions of the matrix products, convolutions and fused attention in a call.
 
     By torch's own formulas. Elementwise work and sums are not counted: they are bound by memory.
+    Nor are products within kernels that are written in Triton; None for a call that cannot be
+    watched, because it runs flex_attention. Where we have such kernels, what is counted are the
+    products of the plain path.
     """
     counter = _Counter()
-    with counter:
-        call()
+    with counter, gpu.plain_only():
+        try:
+            call()
+        except NotImplementedError:  # operators that take operators, by torch's dispatcher
+            return None
     return counter.total
 
 
@@ -127,7 +135,9 @@ def _muted() -> Iterator[None]:
 def available_bytes(device: torch.device) -> int | None:
     """Memory that is free now, None where the system does not say."""
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+        # Torch keeps what was freed, which the driver then counts as taken.
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + kept
     try:
         with open("/proc/meminfo", encoding="ascii") as lines:
             kilobytes = {line.split(":")[0]: int(line.split()[1]) for line in lines}

@@ -6,7 +6,8 @@ attention alone, as the mechanism does, and is never charged for what we do not 
 Sizes (rank, features, window, landmarks, hashes) are the mechanism's own. Peers run uncompiled in
 every mode but where they compile themselves, and without padding, which few of them can mask.
 
-`pip install 'zoo-core[peers]'` brings them; what is missing is passed over in words.
+`pip install 'zoo-core[peers]'` brings them, `[gpu]` those for GPUs; what is missing is passed over
+in words.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from zoo_core.bench.competitors import Inputs, Work
 from zoo_core.errors import BenchError
@@ -263,9 +265,44 @@ def _flex(library: Any, inputs: Inputs, options: Options) -> Work:
         within: Tensor = (query - key).abs() <= window
         return within
 
-    mask = library.create_block_mask(near, None, None, length, length, device=inputs.case.device)
+    # Compiled as well: otherwise it asks for all pairs of tokens at once, and keeps the answers.
+    make: Any = torch.compile(library.create_block_mask)
+    mask = make(near, None, None, length, length, device=inputs.case.device)
     compiled: Any = torch.compile(library.flex_attention, dynamic=False)
     return Work("", lambda: compiled(q, k, v, block_mask=mask), (q, k, v))
+
+
+def _fla_linear(library: Any, inputs: Inputs, options: Options) -> Work:
+    if options["feature_map"] != "elu":
+        raise BenchError(f"is measured with elu + 1, the mechanism has {options['feature_map']!r}")
+    q, k, v = map(_tokens_first, (inputs.q, inputs.k, inputs.v))
+
+    def attend() -> Any:
+        return library.chunk_linear_attn(F.elu(q) + 1, F.elu(k) + 1, v)
+
+    return Work("", attend, (q, k, v))
+
+
+def _fla_delta(library: Any, inputs: Inputs, options: Options) -> Work:
+    if inputs.case.dtype not in ("bfloat16", "float16"):
+        raise BenchError(f"has no {inputs.case.dtype}; use --dtype bfloat16")
+    q, k, v = map(_tokens_first, (inputs.q, inputs.k, inputs.v))
+    strengths = torch.sigmoid(v.detach()[..., 0]).requires_grad_()
+    leaves = (q, k, v, strengths)
+
+    def one_way(*tokens: Tensor) -> Tensor:
+        out: Tensor = library.chunk_delta_rule(*tokens, use_qk_l2norm_in_kernel=True)[0]
+        return out
+
+    def both_ways() -> Tensor:
+        return (one_way(*leaves) + one_way(*(x.flip(1) for x in leaves)).flip(1)) / 2
+
+    return Work("", both_ways, leaves)
+
+
+def _tokens_first(x: Tensor) -> Tensor:
+    """(B, H, N, D) -> a leaf (B, N, H, D)."""
+    return x.detach().transpose(1, 2).contiguous().requires_grad_()
 
 
 def _divides(length: int, part: int, what: str) -> None:
@@ -274,6 +311,7 @@ def _divides(length: int, part: int, what: str) -> None:
 
 
 _EXTRA = "pip install 'zoo-core[peers]'"
+_KERNELS = "pip install 'zoo-core[gpu]'"
 _NEWER = "install a newer version"
 
 
@@ -332,6 +370,24 @@ PEERS = (
         _flex,
         _NEWER,
         "has no global prefix tokens; compiled",
+        only="cuda",
+    ),
+    Peer(
+        "linear",
+        "flash-linear-attention",
+        "fla.ops.linear_attn",
+        _fla_linear,
+        _KERNELS,
+        "is causal, and has nothing else",
+        only="cuda",
+    ),
+    Peer(
+        "delta",
+        "flash-linear-attention delta",
+        "fla.ops.delta_rule",
+        _fla_delta,
+        _KERNELS,
+        "keys of length one and of a head's width as features, strengths as given",
         only="cuda",
     ),
 )
