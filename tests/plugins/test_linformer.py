@@ -17,10 +17,10 @@ SITE = Site(heads=HEADS, head_dim=WIDTH, dim=16, scale=WIDTH**-0.5, max_len=MAX_
 SHARES = ("none", "heads", "kv", "layers")
 
 
-def build(site: Site = SITE, **options: object) -> nn.Module:
+def build(site: Site = SITE, start: str = "segments", **options: object) -> nn.Module:
     """A module in float64 whose projections are no longer what they start from."""
     torch.manual_seed(1)
-    module = LINFORMER.factory(site, LinformerOptions(**options)).double().eval()
+    module = LINFORMER.factory(site, LinformerOptions(start=start, **options)).double().eval()
     for parameter in module.parameters():
         nn.init.normal_(parameter)
     return module
@@ -80,7 +80,7 @@ def test_padding_masks_the_same_rows(length: int, left: int) -> None:
 
 
 def test_null_rows_stay_in_the_softmax() -> None:
-    start = LinformerOptions(rank=8, empty_rows="null")
+    start = LinformerOptions(rank=8, start="segments", empty_rows="null")
     module = LINFORMER.factory(SITE, start).double()
     q, k, v = inputs(8)
     # Two of eight segments hold tokens; the others are keys of score 0 with value 0.
@@ -90,11 +90,46 @@ def test_null_rows_stay_in_the_softmax() -> None:
     torch.testing.assert_close(module(q, k, v, Context()), wanted, rtol=0, atol=1e-6)
 
 
-def test_rows_start_as_the_means_of_their_segments() -> None:
-    module = LINFORMER.factory(replace(SITE, max_len=5), LinformerOptions(rank=3))
+def test_rows_can_start_as_the_means_of_their_segments() -> None:
+    options = LinformerOptions(rank=3, start="segments")
+    module = LINFORMER.factory(replace(SITE, max_len=5), options)
     wanted = torch.tensor([[0.5, 0.5, 0, 0, 0], [0, 0, 0.5, 0.5, 0], [0, 0, 0, 0, 1]])
     assert torch.equal(module.project_keys, wanted)
     assert torch.equal(module.project_values, wanted)
+
+
+def test_three_quarters_of_the_rows_start_as_the_first_tokens() -> None:
+    module = LINFORMER.factory(replace(SITE, max_len=8), LinformerOptions(rank=5))
+    wanted = torch.zeros(5, 8)
+    wanted[[0, 1, 2], [0, 1, 2]] = 1
+    wanted[3, 3:6] = 1 / 3
+    wanted[4, 6:] = 1 / 2
+    assert torch.equal(module.project_keys, wanted)
+    assert torch.equal(module.project_values, wanted)
+
+
+@pytest.mark.parametrize("left", [0, 3], ids=lambda n: f"{n}-on-the-left")
+@pytest.mark.parametrize(
+    ("length", "rows"), [(1, 1), (5, 5), (6, 6), (7, 7), (19, 7), (20, 8), (29, 8)]
+)
+def test_rows_at_the_front_are_seen_one_by_one(length: int, rows: int, left: int) -> None:
+    """Six rows of single tokens, then two that share the 26 others."""
+    module = build(rank=8, start="front")
+    q, k, v = inputs(length)
+    wanted = by_formula(module, q, k, v, rows)
+    torch.testing.assert_close(module(q, k, v, Context()), wanted, rtol=0, atol=1e-10)
+    padding = (left, MAX_LEN - length - left)
+    k, v = (nn.functional.pad(x, (0, 0, *padding), value=torch.nan) for x in (k, v))
+    real = nn.functional.pad(torch.ones(1, length, dtype=torch.bool), padding)
+    got = module(q, k, v, Context(key_padding=real))
+    torch.testing.assert_close(got, wanted, rtol=0, atol=1e-10)
+
+
+def test_short_texts_start_as_softmax_attention() -> None:
+    module = LINFORMER.factory(SITE, LinformerOptions(rank=16)).double()
+    q, k, v = inputs(12)
+    wanted = (q @ k.mT * SITE.scale).softmax(-1) @ v
+    torch.testing.assert_close(module(q, k, v, Context()), wanted, rtol=0, atol=1e-12)
 
 
 def test_a_gaussian_start_has_the_papers_variance() -> None:
