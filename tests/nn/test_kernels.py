@@ -7,7 +7,7 @@ import torch
 from torch.testing import assert_close
 
 from zoo_core import Context
-from zoo_core.nn import kernels
+from zoo_core.nn import feature_maps, kernels, parts
 
 
 def normal(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> torch.Tensor:
@@ -18,15 +18,15 @@ def test_elu_plus_one_is_linear_above_zero_and_exponential_below() -> None:
     x = torch.tensor([-3.0, -0.5, 0.0, 2.0], dtype=torch.float64)
     wanted = torch.tensor([-3.0, -0.5, 0.0, 0.0], dtype=torch.float64).exp()
     wanted[3] = 3.0
-    assert_close(kernels.elu_plus_one(x), wanted, rtol=0, atol=1e-15)
+    assert_close(feature_maps.elu_plus_one(x), wanted, rtol=0, atol=1e-15)
 
 
 def test_elu_plus_one_leaves_its_input_and_its_gradient_intact() -> None:
     x = normal(3, 4)
     before = x.clone().requires_grad_()
-    assert torch.autograd.gradcheck(kernels.elu_plus_one, before)
-    assert torch.autograd.gradgradcheck(kernels.elu_plus_one, before)
-    kernels.elu_plus_one(x)
+    assert torch.autograd.gradcheck(feature_maps.elu_plus_one, before)
+    assert torch.autograd.gradgradcheck(feature_maps.elu_plus_one, before)
+    feature_maps.elu_plus_one(x)
     assert torch.equal(x, before)
 
 
@@ -90,17 +90,18 @@ def test_attend_in_parts_equals_the_map_times_values(
     monkeypatch, padding: torch.Tensor | None, queries: int, causal: bool, offset: int
 ) -> None:
     monkeypatch.setattr(kernels, "CHUNK", 4)
-    monkeypatch.setattr(kernels, "ROWS", 6)
+    monkeypatch.setattr(parts, "FEWEST", 4)
+    monkeypatch.setattr(parts, "ROWS", 1)
     ctx = Context(key_padding=padding, causal=causal, query_offset=offset)
     q, k, v = normal(2, 1, queries, 5), normal(2, 1, 13, 5, seed=1), normal(2, 1, 13, 6, seed=2)
-    wanted = kernels.weights(kernels.elu_plus_one, q, k, ctx) @ v
+    wanted = kernels.weights(feature_maps.elu_plus_one, q, k, ctx) @ v
     if padding is not None:
         k, v = (x.masked_fill(~padding[:, None, :, None], torch.nan) for x in (k, v))
     calls = []
 
     def phi(x: torch.Tensor) -> torch.Tensor:
         calls.append(x.shape[-2])
-        return kernels.elu_plus_one(x)
+        return feature_maps.elu_plus_one(x)
 
     with torch.no_grad():
         got = kernels.attend(phi, q, k, v, ctx)
@@ -109,15 +110,34 @@ def test_attend_in_parts_equals_the_map_times_values(
     assert_close(kernels.attend(phi, q, k, v, ctx), wanted, rtol=0, atol=1e-13)
 
 
+@pytest.mark.parametrize(
+    "phi",
+    [feature_maps.elu_plus_one, lambda x: feature_maps.dpfp(x, 1) + 0.1],
+    ids=["elu", "any-other"],
+)
+def test_gradients_in_parts_are_right_and_so_are_theirs(monkeypatch, phi) -> None:
+    monkeypatch.setattr(parts, "FEWEST", 3)
+    monkeypatch.setattr(parts, "ROWS", 1)
+    padding = torch.tensor([[False, True, True, True, False], [False] * 5])
+    x = [normal(2, 2, n, w, seed=n + w).requires_grad_() for n, w in ((4, 2), (5, 2), (5, 3))]
+
+    def attend(*x: torch.Tensor) -> torch.Tensor:
+        return kernels.attend(phi, *x, Context(key_padding=padding))
+
+    assert "InParts" in type(attend(*x).grad_fn).__name__
+    assert torch.autograd.gradcheck(attend, x)
+    assert torch.autograd.gradgradcheck(attend, x)
+
+
 def test_half_precision_sums_are_taken_in_fp32() -> None:
     # 5000 features of about 20 sum to 100,000: beyond fp16, and far beyond its 11 bits.
     q, v = normal(1, 1, 3, 4), normal(1, 1, 5000, 4, seed=1)
     k = 20 + normal(1, 1, 5000, 4, seed=2)
     half = [x.to(torch.float16) for x in (q, k, v)]
-    got = kernels.attend(kernels.elu_plus_one, *half, Context())
+    got = kernels.attend(feature_maps.elu_plus_one, *half, Context())
     with torch.no_grad():
-        in_parts = kernels.attend(kernels.elu_plus_one, *half, Context())
-    wanted = kernels.attend(kernels.elu_plus_one, *(x.double() for x in half), Context())
+        in_parts = kernels.attend(feature_maps.elu_plus_one, *half, Context())
+    wanted = kernels.attend(feature_maps.elu_plus_one, *(x.double() for x in half), Context())
     for half_sums in (got, in_parts):
         assert half_sums.dtype == torch.float16
         assert_close(half_sums.double(), wanted, rtol=2e-3, atol=1e-4)

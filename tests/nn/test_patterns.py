@@ -59,6 +59,19 @@ def test_mixing_sums_the_values_at_its_positions(pattern: Pattern) -> None:
     torch.testing.assert_close(pattern.mix(weights, v), wanted, rtol=0, atol=1e-12)
 
 
+@PATTERNS
+@pytest.mark.parametrize("start", [0, 4, 8])
+def test_a_run_of_queries_gives_its_rows_of_the_whole(pattern: Pattern, start: int) -> None:
+    torch.manual_seed(0)
+    q, k, run = tokens(), tokens(), slice(start, start + 4)
+    scores = pattern.scores(q, k)
+    torch.testing.assert_close(
+        pattern.scores(q[:, :, run], k, start), scores[:, :, run], rtol=0, atol=1e-12
+    )
+    mixed = pattern.mix(scores[:, :, run], k, start)
+    torch.testing.assert_close(mixed, pattern.mix(scores, k)[:, :, run], rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("offsets", [(-2, 0, 1), (4,), (-4, -1, 3)], ids=str)
 def test_derivatives_along_distances(offsets: tuple[int, ...]) -> None:
     """First and second ones, which are written by hand."""

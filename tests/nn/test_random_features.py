@@ -56,10 +56,14 @@ CASES = {
 }
 
 
+@pytest.mark.parametrize("width", [4, 5], ids=["as wide as keys", "wider"])
 @pytest.mark.parametrize(("queries", "ctx"), CASES.values(), ids=CASES)
-def test_attend_equals_the_estimate_pair_by_pair(monkeypatch, directions, queries, ctx) -> None:
+def test_attend_equals_the_estimate_pair_by_pair(
+    monkeypatch, directions, queries, ctx, width
+) -> None:
     monkeypatch.setattr(kernels, "CHUNK", 4)
-    q, k, v = normal(3, 2, queries, 4), normal(3, 2, 13, 4, seed=1), normal(3, 2, 13, 5, seed=2)
+    q, k = normal(3, 2, queries, 4), normal(3, 2, 13, 4, seed=1)
+    v = normal(3, 2, 13, width, seed=2)
     monkeypatch.setattr(random_features, "CHUNKS", 2)
     got = random_features.attend(directions, q, k, v, ctx, scale=SCALE)
     assert_close(got, reference(directions, q, k, v, ctx), rtol=0, atol=1e-12)

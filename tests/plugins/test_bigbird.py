@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from zoo_attention.bigbird import BIGBIRD, BigBirdOptions
+from zoo_attention.bigbird import BIGBIRD, BigBirdOptions, attention
 from zoo_core import Context, Site
 
 HEADS, WIDTH = 2, 8
@@ -82,6 +82,22 @@ def test_it_computes_its_formula(
     wanted = by_formula(q, k, v, edges(module, length, prefix, causal))
     got = module(q, k, v, Context(prefix=prefix, causal=causal))
     torch.testing.assert_close(got, wanted, rtol=0, atol=1e-12)
+
+
+@DIRECTIONS
+@pytest.mark.parametrize("rows", [1, 32], ids=lambda rows: f"{rows}_rows")
+def test_parts_without_gradients_change_nothing(monkeypatch, rows: int, causal: bool) -> None:
+    module, (q, k, v) = build(), inputs(75, batch=3)
+    real = torch.ones(3, 75, dtype=torch.bool)
+    real[0, :9] = real[1, 40:] = False
+    ctx = Context(key_padding=real, prefix=2, causal=causal)
+    wanted = module(q.requires_grad_(), k, v, ctx)
+    monkeypatch.setattr(attention, "ROWS", rows)
+    with torch.no_grad():
+        # As hosts lay it out, and as it comes here.
+        hosts = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
+        for tensors in ((q, k, v), hosts):
+            torch.testing.assert_close(module(*tensors, ctx), wanted, rtol=0, atol=1e-12)
 
 
 @PATHS

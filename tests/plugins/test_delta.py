@@ -100,6 +100,24 @@ def test_encoders_take_the_mean_of_both_directions(length: int, nu: int, source:
     assert_close(got, wanted, rtol=0, atol=1e-12)
 
 
+@LENGTHS
+@pytest.mark.parametrize("causal", [False, True], ids=["both-ways", "causal"])
+@pytest.mark.parametrize("heads", [1, 6, 32], ids=lambda n: f"{n}-heads-at-once")
+def test_parts_without_gradients_change_nothing(
+    monkeypatch, length: int, causal: bool, heads: int
+) -> None:
+    monkeypatch.setattr(fast_weights, "HEADS", heads)
+    module, (q, k, v, x) = build(causal=causal, nu=2), inputs(length)
+    real = torch.ones(BATCH, length, dtype=torch.bool)
+    real[0, : length // 2] = False
+    for cached in {0, length // 3} if causal else {0}:
+        ctx = Context(key_padding=real, causal=causal, query_offset=cached, hidden=x)
+        wanted = module(q[:, :, cached:], k, v, ctx)
+        with torch.no_grad():
+            got = module(q[:, :, cached:], k, v, ctx)
+        assert_close(got, wanted, rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("chunk", [1, 3, 64], ids=lambda n: f"chunks-of-{n}")
 def test_the_size_of_a_chunk_changes_nothing(monkeypatch, chunk: int) -> None:
     """Unlike features, these keys are of any sign and length 1."""

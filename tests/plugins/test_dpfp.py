@@ -9,7 +9,7 @@ from torch.testing import assert_close
 
 from zoo_attention.dpfp import DPFP
 from zoo_core import Context, Site
-from zoo_core.nn import kernels
+from zoo_core.nn import feature_maps, kernels
 
 WIDTH = 5
 EVERY_NU = pytest.mark.parametrize("nu", [1, 2, 3], ids=lambda nu: f"nu-{nu}")
@@ -56,7 +56,7 @@ def recurrent(q: Tensor, k: Tensor, v: Tensor, nu: int) -> Tensor:
 @EVERY_NU
 def test_the_features_are_those_written_out(nu: int) -> None:
     x = inputs(4)[0]
-    assert_close(kernels.dpfp(x, nu), features(x, nu), rtol=0, atol=0)
+    assert_close(feature_maps.dpfp(x, nu), features(x, nu), rtol=0, atol=0)
 
 
 @EVERY_NU

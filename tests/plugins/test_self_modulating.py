@@ -10,6 +10,7 @@ import zoo_core as zoo
 from zoo_attention.self_modulating import SELF_MODULATING, SelfModulatingOptions
 from zoo_core import Context, Site
 from zoo_core.errors import UnsupportedCall
+from zoo_core.nn import parts
 
 HEADS, WIDTH = 2, 8
 SITE = Site(heads=HEADS, head_dim=WIDTH, dim=16, scale=WIDTH**-0.5)
@@ -65,6 +66,18 @@ def test_it_computes_its_formula_and_its_likelihood() -> None:
     torch.testing.assert_close(got, wanted, rtol=0, atol=1e-12)
     loss = -0.3 * sum(terms) / len(terms)
     assert module.auxiliary_loss().item() == pytest.approx(loss, rel=1e-12)
+
+
+@pytest.mark.parametrize("scores", [1, 40], ids=lambda n: f"{n}-scores-at-once")
+def test_parts_without_gradients_change_nothing(monkeypatch, scores: int) -> None:
+    module, (q, k, v, times) = build(), inputs(9, batch=2)
+    real = torch.ones(2, 9, dtype=torch.bool)
+    real[0, :4] = real[1, 3::2] = False
+    monkeypatch.setattr(parts, "SCORES", scores)
+    ctx = Context(key_padding=real, times=times)
+    wanted = module(q, k, v, ctx)
+    with torch.no_grad():
+        torch.testing.assert_close(module(q, k, v, ctx), wanted, rtol=0, atol=1e-12)
 
 
 @torch.no_grad()

@@ -8,6 +8,7 @@ import zoo_core as zoo
 from zoo_attention.synthesizer import SYNTHESIZER, SynthesizerOptions
 from zoo_core import Context, Site
 from zoo_core.errors import UnsupportedCall
+from zoo_core.nn import parts
 
 HEADS, WIDTH, MAX_LEN = 2, 8, 16
 SITE = Site(heads=HEADS, head_dim=WIDTH, dim=16, scale=WIDTH**-0.5, max_len=MAX_LEN)
@@ -72,6 +73,21 @@ def test_rows_and_columns_are_ranks_of_real_tokens(kind: str, causal: bool) -> N
     for b, mask in enumerate(real):
         wanted = by_formula(module, *(x[b : b + 1, :, mask] for x in (q, k, v)), causal=causal)
         torch.testing.assert_close(got[b : b + 1, :, mask], wanted, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("scores", [1, 40], ids=lambda n: f"{n}-scores-at-once")
+@pytest.mark.parametrize("kind", KINDS)
+def test_parts_without_gradients_change_nothing(monkeypatch, kind: str, scores: int) -> None:
+    module, (q, k, v) = build(kind=kind, rank=3, gate=0.5), inputs(9, batch=2)
+    real = torch.ones(2, 9, dtype=torch.bool)
+    real[0, :4] = real[1, 3::2] = False
+    monkeypatch.setattr(parts, "SCORES", scores)
+    for padding in (None, real):
+        ctx = Context(key_padding=padding, causal=True, query_offset=2)
+        wanted = module(q[:, :, 2:], k, v, ctx)
+        with torch.no_grad():
+            got = module(q[:, :, 2:], k, v, ctx)
+        torch.testing.assert_close(got, wanted, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("pads", [0, 3], ids=["no-pads", "3-pads-left"])

@@ -156,11 +156,18 @@ class _Windows(torch.autograd.Function):
         return tokens.transpose(1, 2), None
 
 
-def surroundings(x: Tensor, size: int, *, before: int, after: int) -> Tensor:
+def surroundings(
+    x: Tensor, size: int, *, before: int, after: int, start: int = 0, stop: int | None = None
+) -> Tensor:
     """Give each block of `size` tokens its neighbours: (B, H, R * size, D) to (B, H, R, W, D).
 
     Zeros beyond the first and last block; an overlapping view, from left to right. For products
     that want samples and heads outermost; `Blocks` keeps tokens before heads, as hosts do.
+    start, stop: where the first block begins that is asked for, and where the last one ends.
     """
-    padded = F.pad(x, (0, 0, before * size, after * size))
-    return padded.unfold(2, (before + 1 + after) * size, size).mT
+    length = x.shape[-2]
+    first = start - before * size
+    last = (length if stop is None else stop) + after * size
+    missing = max(0, -first), max(0, last - length)
+    seen = F.pad(x[:, :, max(0, first) : last], (0, 0, *missing))
+    return seen.unfold(2, (before + 1 + after) * size, size).mT

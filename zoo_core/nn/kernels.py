@@ -9,6 +9,7 @@ zeroed before it, and leave both sums after it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,68 +17,34 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from zoo_core.attention import Context
-from zoo_core.nn import masks
+from zoo_core.nn import gpu, masks
+from zoo_core.nn.feature_maps import elu_and_slope, elu_plus_one
+from zoo_core.nn.parts import fits_parts, samples, spans, streams
 
 FeatureMap = Callable[[Tensor], Tensor]
 
 #: Tokens that a causal product handles at once: their scores and states then cost alike.
 CHUNK = 128
 
-#: Rows of features, of all heads together, that are worked on at once where nothing has to be kept
-#: for a backward: about as many as a core's own cache holds.
-ROWS = 2048
 
-
-def elu_plus_one(x: Tensor) -> Tensor:
-    """elu(x) + 1: x + 1 above zero, exp(x) below."""
-    if not x.requires_grad:
-        return _elu_plus_one(x)
-    features: Tensor = _EluPlusOne.apply(x)
-    return features
-
-
-def _elu_plus_one(x: Tensor) -> Tensor:
-    return x.clamp(max=0).exp_().add_(x.relu())  # far faster than elu, which needs expm1
-
-
-class _EluPlusOne(torch.autograd.Function):
-    """Keeps its output, which products keep as well, and not its input: the slope is min(y, 1)."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        features = _elu_plus_one(x)
-        ctx.save_for_backward(features)
-        return features
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        (features,) = ctx.saved_tensors
-        slope: Tensor = features.clamp(max=1)
-        return slope.mul_(grads[0])
-
-
-def dpfp(x: Tensor, nu: int) -> Tensor:
-    """Deterministic parameter-free projection: (..., D) -> (..., 2 D nu).
-
-    Products of r(x) = [relu(x), relu(-x)] with itself rolled by 1 ... nu places, which are sparse:
-    two vectors share a feature only where the same two entries of r are positive in both.
-    """
-    r = torch.cat([x, -x], -1).relu_()
-    if nu == 1:
-        return r * r.roll(1, -1)
-    return torch.cat([r * r.roll(places, -1) for places in range(1, nu + 1)], -1)
-
-
-def attend(phi: FeatureMap, q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> Tensor:
+def attend(
+    phi: FeatureMap, q: Tensor, k: Tensor, v: Tensor, ctx: Context, *, learned: bool = False
+) -> Tensor:
     """Kernel attention, (B, H, L, E) in v's dtype; sums are in at least fp32.
 
-    phi is called in that precision too, and without gradients on some tokens at a time: it must
-    treat tokens alike. A query whose weights are all zero, because it sees no real key, gets zeros.
-    Padded keys and values may hold anything.
+    phi is called in that precision too, on a CPU for some tokens at a time: it must treat tokens
+    alike. A query whose weights are all zero, because it sees no real key, gets zeros. Padded keys
+    and values may hold anything.
+    learned: whether phi has parameters, to which gradients have to flow.
     """
     with torch.autocast(q.device.type, enabled=False):
-        attended = _attend_in_parts if streams(q) else _attend_at_once
-        return attended(phi, q, k, v, ctx, sum_dtype(q, k, v))
+        wide = sum_dtype(q, k, v)
+        if streams(q):
+            return _attend_in_parts(phi, q, k, v, ctx, wide)[0]
+        if not learned and sees_all(ctx, k) and fits_parts(q):
+            out: Tensor = _InParts.apply(q, k, v, ctx.key_padding, phi, wide)[0]
+            return out
+        return _attend_at_once(phi, q, k, v, ctx, wide)
 
 
 def _attend_at_once(
@@ -88,22 +55,37 @@ def _attend_at_once(
         sums = queries @ _memory(phi, k, v, ctx.key_padding, wide)
     else:
         keys, values = _written(phi, k, v, ctx.key_padding, wide)
-        sums = causal_product(queries, keys, values, offset=ctx.query_offset)
+        sums = causal_product(queries, keys, values, offset=ctx.query_offset, like=v)
     return divide(*torch.split(sums, [v.shape[-1], 1], -1)).to(v.dtype)
 
 
 def _attend_in_parts(
     phi: FeatureMap, q: Tensor, k: Tensor, v: Tensor, ctx: Context, wide: torch.dtype
-) -> Tensor:
-    """The same part by part, so that no features leave the cache."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same part by part, so that no features leave the cache.
+
+    And what `_gradients` needs: the normalisers (B, H, L, 1) and `_memory`.
+    """
     batch, heads, length, width = *q.shape[:3], v.shape[-1]
     # In the layout of hosts, to whom merging the heads then costs nothing.
     out = v.new_empty(batch, length, heads, width).transpose(1, 2)
-    causal = not sees_all(ctx, k)
-    memory = _memory(phi, *_tokens(slice(0, 0), k, v, ctx.key_padding), wide)
-    for part in spans(ctx.query_offset if causal else k.shape[-2], q):
-        memory = memory + _memory(phi, *_tokens(part, k, v, ctx.key_padding), wide)
-    for part in spans(length, q, most=CHUNK if causal else None):
+    total = q.new_empty(batch, heads, length, 1, dtype=wide)
+    memories = []
+    for few in samples(q):
+        padding = None if ctx.key_padding is None else ctx.key_padding[few]
+        own = replace(ctx, key_padding=padding)
+        memories.append(_fill(out[few], total[few], phi, q[few], k[few], v[few], own))
+    return out, total, torch.cat(memories)
+
+
+def _fill(
+    out: Tensor, total: Tensor, phi: FeatureMap, q: Tensor, k: Tensor, v: Tensor, ctx: Context
+) -> Tensor:
+    """Write to out and total what a few samples attend to; gives their memory."""
+    causal, wide = not sees_all(ctx, k), total.dtype
+    before = ctx.query_offset if causal else k.shape[-2]
+    memory = _memory_in_parts(phi, *_tokens(slice(0, before), k, v, ctx.key_padding), wide)
+    for part in spans(q.shape[-2], q, most=CHUNK if causal else None):
         queries = phi(q[..., part, :].to(wide))
         sums = queries @ memory
         if causal:
@@ -111,8 +93,119 @@ def _attend_in_parts(
             keys, values = _written(phi, *_tokens(now, k, v, ctx.key_padding), wide)
             sums = sums + (queries @ keys.mT).tril_() @ values
             memory = memory + keys.mT @ values
-        out[..., part, :] = divide(*torch.split(sums, [width, 1], -1))
-    return out
+        sums, total[..., part, :] = torch.split(sums, [v.shape[-1], 1], -1)
+        divide(sums, total[..., part, :], out=out[..., part, :])
+    return memory
+
+
+class _InParts(torch.autograd.Function):
+    """`_attend_in_parts` where queries see all keys: keeps no features, but makes them anew."""
+
+    @staticmethod
+    def forward(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        key_padding: Tensor | None,
+        phi: FeatureMap,
+        wide: torch.dtype,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return _attend_in_parts(phi, q, k, v, Context(key_padding=key_padding), wide)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        q, k, v, key_padding, *ctx.how = inputs
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.save_for_backward(q, k, v, key_padding, *output)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+        (q, k, v, key_padding, *found), (phi, wide) = ctx.saved_tensors, ctx.how
+        with torch.autocast(q.device.type, enabled=False):
+            if not torch.is_grad_enabled():
+                grads = _gradients(phi, grad, (q, k, v), key_padding, *found)
+                return *grads, None, None, None
+            # A derivative of the derivative is wanted: through single operations.
+            out = _attend_at_once(phi, q, k, v, Context(key_padding=key_padding), wide)
+            wanted = [x for x in (q, k, v) if x.requires_grad]
+            given = iter(torch.autograd.grad(out, wanted, grad, create_graph=True))
+            return *(next(given) if x.requires_grad else None for x in (q, k, v)), None, None, None
+
+
+def _gradients(
+    phi: FeatureMap,
+    grad: Tensor,
+    inputs: tuple[Tensor, Tensor, Tensor],
+    key_padding: Tensor | None,
+    out: Tensor,
+    total: Tensor,
+    memory: Tensor,
+) -> tuple[Tensor, ...]:
+    """Gradients of q, k and v from that of the output, and what `_attend_in_parts` gave."""
+    grads = tuple(torch.empty_like(x) for x in inputs)
+    for few in samples(out):
+        (q, k, v), (grad_q, grad_k, grad_v) = ([x[few] for x in xs] for xs in (inputs, grads))
+        padding = None if key_padding is None else key_padding[few]
+        of_memory = _pull_queries(grad_q, phi, q, grad[few], out[few], total[few], memory[few])
+        _pull_keys(grad_k, grad_v, phi, k, v, padding, of_memory)
+    return grads
+
+
+def _pull_queries(
+    grad_q: Tensor,
+    phi: FeatureMap,
+    q: Tensor,
+    grad: Tensor,
+    out: Tensor,
+    total: Tensor,
+    memory: Tensor,
+) -> Tensor:
+    """Write the gradient of q; gives that of the memory."""
+    width, of_memory = out.shape[-1], torch.zeros_like(memory)
+    for part in spans(q.shape[-2], q):
+        # Of [sums, total], whose quotient is the output.
+        ends = total.new_empty(*total[..., part, :].shape[:-1], width + 1)
+        of_sums = divide(
+            grad[..., part, :].to(total.dtype), total[..., part, :], out=ends[..., :width]
+        )
+        ends[..., width] = (of_sums * out[..., part, :]).sum(-1).neg_()
+        queries, pull = _with_pull(phi, q[..., part, :].to(total.dtype))
+        of_memory.flatten(0, 1).baddbmm_(queries.flatten(0, 1).mT, ends.flatten(0, 1))
+        grad_q[..., part, :] = pull(ends @ memory.mT)
+    return of_memory
+
+
+def _pull_keys(
+    grad_k: Tensor,
+    grad_v: Tensor,
+    phi: FeatureMap,
+    k: Tensor,
+    v: Tensor,
+    key_padding: Tensor | None,
+    of_memory: Tensor,
+) -> None:
+    """Write the gradients of k and v, from that of the memory."""
+    wide = of_memory.dtype
+    of_products, of_total = torch.split(of_memory, [v.shape[-1], 1], -1)
+    of_products, of_total = of_products.contiguous().flatten(0, 1), of_total.mT.flatten(0, 1)
+    for part in spans(k.shape[-2], k):
+        some_k, some_v, padding = _tokens(part, k, v, key_padding)
+        keys, pull = _with_pull(phi, masks.hide(some_k, padding).to(wide))
+        values = masks.hide(some_v, padding).to(wide)
+        of_keys = torch.baddbmm(of_total, values.flatten(0, 1), of_products.mT).view_as(keys)
+        grad_k[..., part, :] = masks.hide(pull(of_keys), padding)
+        of_values = (keys.flatten(0, 1) @ of_products).view_as(values)
+        grad_v[..., part, :] = masks.hide(of_values, padding)
+
+
+def _with_pull(phi: FeatureMap, x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """phi(x), and what takes a gradient of it to one of x."""
+    if phi is elu_plus_one:  # whose slope is known, without a graph for every part
+        return elu_and_slope(x)
+    x = x.detach().requires_grad_()
+    with torch.enable_grad():
+        features = phi(x)
+    return features.detach(), lambda grad: torch.autograd.grad(features, x, grad)[0]
 
 
 def _tokens(
@@ -126,13 +219,33 @@ def _memory(
     phi: FeatureMap, k: Tensor, v: Tensor, key_padding: Tensor | None, wide: torch.dtype
 ) -> Tensor:
     """sum_j phi(k_j) [v_j, 1] over the real keys, (B, H, M, E + 1)."""
+    keys, values, total = _gathered(phi, k, v, key_padding, wide)
+    return torch.cat([keys.mT @ values, total.mT], -1)
+
+
+def _memory_in_parts(
+    phi: FeatureMap, k: Tensor, v: Tensor, key_padding: Tensor | None, wide: torch.dtype
+) -> Tensor:
+    """The same, summed in place over parts of the keys."""
+    first, *others = spans(k.shape[-2], k) or [slice(0, 0)]
+    keys, values, total = _gathered(phi, *_tokens(first, k, v, key_padding), wide)
+    products = keys.mT @ values
+    for part in others:
+        keys, values, more = _gathered(phi, *_tokens(part, k, v, key_padding), wide)
+        products.flatten(0, 1).baddbmm_(keys.flatten(0, 1).mT, values.flatten(0, 1))
+        total += more
+    return torch.cat([products, total.mT], -1)
+
+
+def _gathered(
+    phi: FeatureMap, k: Tensor, v: Tensor, key_padding: Tensor | None, wide: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """phi(k) (B, H, S, M), v zeroed for padding, and the sum of phi(k) over the real keys."""
     keys = phi(masks.hide(k, key_padding).to(wide))
     values = masks.hide(v, key_padding).to(wide)
     if key_padding is None:
-        total = keys.sum(-2, keepdim=True)
-    else:
-        total = key_padding[:, None, None].to(wide) @ keys
-    return torch.cat([keys.mT @ values, total.mT], -1)
+        return keys, values, keys.sum(-2, keepdim=True)
+    return keys, values, key_padding[:, None, None].to(wide) @ keys
 
 
 def _written(
@@ -146,20 +259,6 @@ def _written(
     return phi(masks.hide(k, key_padding).to(wide)), values
 
 
-def streams(x: Tensor) -> bool:
-    """Whether to work on x in parts: not under gradients, which keep every part anyway.
-
-    Nor on accelerators, whose kernels want much work at once, nor in compiled code, which fuses.
-    """
-    return not (torch.is_grad_enabled() or torch.compiler.is_compiling()) and x.device.type == "cpu"
-
-
-def spans(length: int, x: Tensor, *, most: int | None = None) -> list[slice]:
-    """Cut `length` tokens of x (B, H, N, D) into parts of about ROWS rows, or of `most` tokens."""
-    size = most or max(CHUNK, ROWS // max(1, x.shape[0] * x.shape[1]))
-    return [slice(start, min(start + size, length)) for start in range(0, length, size)]
-
-
 def weights(phi: FeatureMap, q: Tensor, k: Tensor, ctx: Context) -> Tensor:
     """The attention map (B, H, L, S) of `attend`, dense: for looking, not for running."""
     wide = sum_dtype(q, k)
@@ -171,13 +270,20 @@ def weights(phi: FeatureMap, q: Tensor, k: Tensor, ctx: Context) -> Tensor:
         return divide(scores, scores.sum(-1, keepdim=True))
 
 
-def causal_product(queries: Tensor, keys: Tensor, values: Tensor, *, offset: int) -> Tensor:
+def causal_product(
+    queries: Tensor, keys: Tensor, values: Tensor, *, offset: int, like: Tensor | None = None
+) -> Tensor:
     """sum_{j <= i + offset} (queries_i . keys_j) values_j without an L x S tensor.
 
     queries (B, H, L, M), keys (B, H, S, M), values (B, H, S, E) -> (B, H, L, E). Within a chunk of
     tokens by their scores, across chunks by the running sum of keys^T values.
+    like: what the caller was given; where `gpu` has a kernel for such tensors, that computes it.
     """
     length = queries.shape[-2]
+    if like is not None and offset == 0 and keys.shape[-2] == length:
+        out = gpu.causal_product(queries, keys, values, like=like)
+        if out is not None:
+            return out
     cached = keys[..., :offset, :].mT @ values[..., :offset, :]
     q = chunks(queries, length)
     k, v = chunks(keys[..., offset:, :], length), chunks(values[..., offset:, :], length)
@@ -204,9 +310,12 @@ def joined(x: Tensor, length: int) -> Tensor:
     return x.flatten(2, 3)[..., :length, :]
 
 
-def divide(sums: Tensor, total: Tensor) -> Tensor:
-    """sums / total of weights; a negligible total leaves sums, as negligible, as they are."""
-    return sums / total.where(total > negligible(total.dtype), 1)
+def divide(sums: Tensor, total: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """sums / total of weights; a negligible total leaves sums, as negligible, as they are.
+
+    out: where to write it, without gradients.
+    """
+    return torch.div(sums, total.where(total > negligible(total.dtype), 1), out=out)
 
 
 def negligible(dtype: torch.dtype) -> float:

@@ -7,6 +7,7 @@ tokens to the front (`masks.align`). One softmax may run over several of these p
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,18 +20,22 @@ from zoo_core.nn.clustering import pick
 
 
 class Pattern(Protocol):
-    """W keys for each of N queries, in an order of its own; q, k, v are (B, H, N, width)."""
+    """W keys for each of N tokens, in an order of its own; k and v are (B, H, N, width).
+
+    Queries may be a run of n of the tokens, from position `start` on, which a pattern of blocks
+    takes as whole blocks: (B, H, n, width).
+    """
 
     def positions(self, length: int, device: torch.device) -> Tensor:
         """Position of each key, (N or 1, W) or (B, N or 1, W); beyond 0 .. N - 1 there is none."""
         ...
 
-    def scores(self, q: Tensor, k: Tensor) -> Tensor:
-        """q_i . k_j for each query and its keys, (B, H, N, W)."""
+    def scores(self, q: Tensor, k: Tensor, start: int = 0) -> Tensor:
+        """q_i . k_j for each query and its keys, (B, H, n, W)."""
         ...
 
-    def mix(self, weights: Tensor, v: Tensor) -> Tensor:
-        """Sum of weights (B, H, N, W) times values, (B, H, N, E)."""
+    def mix(self, weights: Tensor, v: Tensor, start: int = 0) -> Tensor:
+        """Sum of weights (B, H, n, W) times values, (B, H, n, E)."""
         ...
 
 
@@ -53,21 +58,25 @@ class Neighbours:
         distance = j // self.size - i // self.size
         return (distance >= -self.before) & (distance <= self.after)
 
-    def scores(self, q: Tensor, k: Tensor) -> Tensor:
-        """q_i . k_j for each query and its keys, (B, H, N, W)."""
-        products = torch.bmm(self._blocks(q), self._windows(k).mT)
-        return products.view(*q.shape[:-1], -1)
+    def scores(self, q: Tensor, k: Tensor, start: int = 0) -> Tensor:
+        """q_i . k_j for each query and its keys, (B, H, n, W)."""
+        windows = self._windows(k, start, q.shape[-2])
+        return torch.bmm(self._blocks(q), windows.mT).view(*q.shape[:-1], -1)
 
-    def mix(self, weights: Tensor, v: Tensor) -> Tensor:
-        """Sum of weights (B, H, N, W) times values, (B, H, N, E)."""
-        mixed = torch.bmm(self._blocks(weights.to(v.dtype)), self._windows(v))
+    def mix(self, weights: Tensor, v: Tensor, start: int = 0) -> Tensor:
+        """Sum of weights (B, H, n, W) times values, (B, H, n, E)."""
+        windows = self._windows(v, start, weights.shape[-2])
+        mixed = torch.bmm(self._blocks(weights.to(v.dtype)), windows)
         return mixed.view(*weights.shape[:-1], -1)
+
+    def _windows(self, x: Tensor, start: int, length: int) -> Tensor:
+        seen = surroundings(
+            x, self.size, before=self.before, after=self.after, start=start, stop=start + length
+        )
+        return seen.flatten(0, 2)
 
     def _blocks(self, x: Tensor) -> Tensor:
         return torch.unflatten(x, 2, (-1, self.size)).flatten(0, 2)
-
-    def _windows(self, x: Tensor) -> Tensor:
-        return surroundings(x, self.size, before=self.before, after=self.after).flatten(0, 2)
 
 
 @dataclass(frozen=True)
@@ -81,12 +90,12 @@ class Columns:
         place = torch.arange(length, device=device)[:, None] % self.stride
         return place + torch.arange(0, length, self.stride, device=device)
 
-    def scores(self, q: Tensor, k: Tensor) -> Tensor:
-        """q_i . k_j for each query and its keys, (B, H, N, N / stride)."""
+    def scores(self, q: Tensor, k: Tensor, start: int = 0) -> Tensor:
+        """q_i . k_j for each query and its keys, (B, H, n, N / stride)."""
         return self._rows(self._columns(q) @ self._columns(k).mT)
 
-    def mix(self, weights: Tensor, v: Tensor) -> Tensor:
-        """Sum of weights (B, H, N, N / stride) times values, (B, H, N, E)."""
+    def mix(self, weights: Tensor, v: Tensor, start: int = 0) -> Tensor:
+        """Sum of weights (B, H, n, N / stride) times values, (B, H, n, E)."""
         return self._rows(self._columns(weights.to(v.dtype)) @ self._columns(v))
 
     def _columns(self, x: Tensor) -> Tensor:
@@ -107,15 +116,17 @@ class Common:
         """Position of each key, (B or 1, 1, W)."""
         return self.index[:, None].to(device)
 
-    def scores(self, q: Tensor, k: Tensor) -> Tensor:
-        """q_i . k_j for each query and its keys, (B, H, N, W)."""
+    def scores(self, q: Tensor, k: Tensor, start: int = 0) -> Tensor:
+        """q_i . k_j for each query and its keys, (B, H, n, W)."""
         return q @ self._rows(k).mT
 
-    def mix(self, weights: Tensor, v: Tensor) -> Tensor:
-        """Sum of weights (B, H, N, W) times values, (B, H, N, E)."""
+    def mix(self, weights: Tensor, v: Tensor, start: int = 0) -> Tensor:
+        """Sum of weights (B, H, n, W) times values, (B, H, n, E)."""
         return weights.to(v.dtype) @ self._rows(v)
 
     def _rows(self, x: Tensor) -> Tensor:
+        if len(self.index) == 1:
+            return x.index_select(2, self.index[0])
         return pick(x, self.index[:, None].expand(*x.shape[:2], -1))
 
 
@@ -133,26 +144,33 @@ class Distances:
         offsets = torch.tensor(self.offsets, device=device)
         return torch.arange(length, device=device)[:, None] + offsets
 
-    def scores(self, q: Tensor, k: Tensor) -> Tensor:
-        """q_i . k_j for each query and its keys, (B, H, N, W), in at least fp32."""
-        scores: Tensor = _Products.apply(*_widened(q, k), self.offsets)
+    def scores(self, q: Tensor, k: Tensor, start: int = 0) -> Tensor:
+        """q_i . k_j for each query and its keys, (B, H, n, W), in at least fp32."""
+        scores: Tensor = _Products.apply(*_widened(q, k), self._from(start))
         return scores
 
-    def mix(self, weights: Tensor, v: Tensor) -> Tensor:
-        """Sum of weights (B, H, N, W) times values, (B, H, N, E), in at least fp32."""
-        mixed: Tensor = _Mixture.apply(*_widened(weights, v), self.offsets)
+    def mix(self, weights: Tensor, v: Tensor, start: int = 0) -> Tensor:
+        """Sum of weights (B, H, n, W) times values, (B, H, n, E), in at least fp32."""
+        mixed: Tensor = _Mixture.apply(*_widened(weights, v), self._from(start))
         return mixed
+
+    def _from(self, start: int) -> tuple[int, ...]:
+        """The offsets from the place of a query within its run to that of its key."""
+        return tuple(offset + start for offset in self.offsets)
 
 
 class _Products(torch.autograd.Function):
-    """x_i . y_(i + offset) for x, y (B, H, N, D) and W offsets: (B, H, N, W), 0 beyond the ends."""
+    """x_i . y_(i + offset), 0 where there is no such y, for x (B, H, n, D), y (B, H, N, D).
+
+    With W offsets (B, H, n, W).
+    """
 
     @staticmethod
     def forward(x: Tensor, y: Tensor, offsets: tuple[int, ...]) -> Tensor:
         out = x.new_zeros(len(offsets), *x.shape[:-1])
-        for offset, products in zip(offsets, out.unbind(), strict=True):
-            at, there = _spans(offset, x.shape[-2])
-            products[..., at] = (x[..., at, :] * y[..., there, :]).sum(-1)
+        for w, at, there, number in _spans(offsets, x.shape[-2], y.shape[-2]):
+            both = x.narrow(-2, at, number) * y.narrow(-2, there, number)
+            out[w].narrow(-1, at, number).copy_(both.sum(-1))
         return out.movedim(0, -1)
 
     @staticmethod
@@ -164,19 +182,20 @@ class _Products(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         x, y = ctx.saved_tensors
         for_x = _Mixture.apply(grad, y, ctx.offsets)
-        for_y = _Mixture.apply(*_turned(grad, ctx.offsets, x))
+        for_y = _Mixture.apply(*_turned(grad, ctx.offsets, x, y.shape[-2]))
         return for_x, for_y, None
 
 
 class _Mixture(torch.autograd.Function):
-    """sum_w weights_iw y_(i + offset_w) for weights (B, H, N, W), y (B, H, N, E): (B, H, N, E)."""
+    """sum_w weights_iw y_(i + offset_w) for weights (B, H, n, W), y (B, H, N, E): (B, H, n, E)."""
 
     @staticmethod
     def forward(weights: Tensor, y: Tensor, offsets: tuple[int, ...]) -> Tensor:
-        out = torch.zeros_like(y)
-        for offset, weight in zip(offsets, weights[..., None].unbind(-2), strict=True):
-            at, there = _spans(offset, y.shape[-2])
-            out[..., at, :].addcmul_(weight[..., at, :], y[..., there, :])
+        out = y.new_zeros(*weights.shape[:-1], y.shape[-1])
+        of_offset = weights[..., None].unbind(-2)
+        for w, at, there, number in _spans(offsets, weights.shape[-2], y.shape[-2]):
+            some = of_offset[w].narrow(-2, at, number), y.narrow(-2, there, number)
+            out.narrow(-2, at, number).addcmul_(*some)
         return out
 
     @staticmethod
@@ -188,23 +207,29 @@ class _Mixture(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         weights, y = ctx.saved_tensors
         for_weights = _Products.apply(grad, y, ctx.offsets)
-        for_y = _Mixture.apply(*_turned(weights, ctx.offsets, grad))
+        for_y = _Mixture.apply(*_turned(weights, ctx.offsets, grad, y.shape[-2]))
         return for_weights, for_y, None
 
 
-def _spans(offset: int, length: int) -> tuple[slice, slice]:
-    """The positions that have one `offset` further on, and those further on."""
-    start, stop = max(0, -offset), length - max(0, offset)
-    return slice(start, stop), slice(start + offset, stop + offset)
+def _spans(offsets: tuple[int, ...], length: int, keys: int) -> Iterator[tuple[int, int, int, int]]:
+    """For each offset, which of `length` places have a key, one of `keys`, so far further on.
+
+    Number of the offset, the first place, its key, and how many there are, if there are any.
+    """
+    for w, offset in enumerate(offsets):
+        start = max(0, -offset)
+        number = min(length, keys - offset) - start
+        if number > 0:
+            yield w, start, start + offset, number
 
 
 def _turned(
-    weights: Tensor, offsets: tuple[int, ...], x: Tensor
+    weights: Tensor, offsets: tuple[int, ...], x: Tensor, keys: int
 ) -> tuple[Tensor, Tensor, tuple[int, ...]]:
     """The arguments of the mixture that sends x_i, rather than fetches it, along the offsets."""
     # What i sends to i + offset, i + offset fetches from -offset.
     moved = [
-        F.pad(weight, (offset, -offset))
+        F.pad(weight, (offset, keys - weight.shape[-1] - offset))
         for weight, offset in zip(weights.unbind(-1), offsets, strict=True)
     ]
     return torch.stack(moved, -1), x, tuple(-offset for offset in offsets)

@@ -21,7 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from zoo_core.attention import Context
-from zoo_core.nn import kernels, masks, softmax
+from zoo_core.nn import fused, kernels, masks, softmax
+from zoo_core.nn.parts import spans, streams
 
 Norms = Literal["chi", "sqrt_d"]
 
@@ -84,7 +85,11 @@ def _nothing(dtype: torch.dtype) -> float:
 
 def _key_bias(k: Tensor, key_padding: Tensor | None, scale: float) -> Tensor:
     """-scale |k_j|^2 / 2 for keys k (B, H, S, D), and no mass at all for padding: (B, H, S)."""
-    bias = k.square().sum(-1) * (-scale / 2)
+    if streams(k):  # in one pass, whose derivative at zero is another matter
+        squares: Tensor = torch.linalg.vector_norm(k, dim=-1).square_()
+    else:
+        squares = k.square().sum(-1)
+    bias = squares * (-scale / 2)
     if key_padding is None:
         return bias
     return bias.masked_fill(~key_padding[:, None], _nothing(k.dtype))
@@ -96,10 +101,12 @@ def _gather(w: Tensor, k: Tensor, bias: Tensor, v: Tensor) -> tuple[Tensor, Tens
     w (M, D) or (B, H, M, D), k (B, H, S, D), bias (B, H, S), v (B, H, S, E) -> (B, H, M, E) and
     (B, H, M).
     """
+    if streams(k) and fused.has(k, v):
+        return fused.attend(w.expand(*k.shape[:2], -1, -1), k, v, bias[:, :, None], scale=1.0)
     D, E = k.shape[-1], v.shape[-1]
     width = softmax.fused_width(max(D + 1, E + 2))
-    # The fused kernel keeps its denominators to itself. One more key, of known logit, has a share
-    # in each softmax that tells the mass of all the others.
+    # Under gradients the fused kernel keeps its denominators to itself. One more key, of known
+    # logit, has a share in each softmax that tells the mass of all the others.
     known = bias.detach().amax(-1)
     queries, keys = F.pad(w, (0, width - D)), F.pad(k, (0, width - D, 0, 1))
     queries[..., D] = 1
@@ -118,12 +125,19 @@ def _read(w: Tensor, q: Tensor, means: Tensor, masses: Tensor) -> Tensor:
 
     w (M, D), q (B, H, L, D), masses (B, H, M).
     """
+    bias = masses - masses.detach().amax(-1, keepdim=True)
+    keys = w.expand(*masses.shape, -1)
+    if streams(q) and fused.has(q, means):
+        # As a mask, which needs no wider rows, but may have no gradient. The kernel would make a
+        # row of it for every query if its numbers were not side by side.
+        bias = bias.contiguous()[:, :, None]
+        return fused.attend(q, keys, means, bias, scale=1.0)[0]
     D, E = q.shape[-1], means.shape[-1]
     width = softmax.fused_width(max(D + 1, E))
     queries = F.pad(q, (0, width - D))
     queries[..., D] = 1
-    keys = F.pad(w.expand(*masses.shape, -1), (0, width - D))
-    keys[..., D] = masses - masses.detach().amax(-1, keepdim=True)
+    keys = F.pad(keys, (0, width - D))
+    keys[..., D] = bias
     values = F.pad(means, (0, width - E))
     return F.scaled_dot_product_attention(queries, keys, values, scale=1.0)[..., :E]
 
@@ -132,9 +146,9 @@ def _causal(w: Tensor, q: Tensor, k: Tensor, bias: Tensor, v: Tensor, *, offset:
     """Attend to keys up to i + offset."""
     length = q.shape[-2]
     carried = _gather_cached(w, k, bias, v, offset)
-    most = CHUNKS * kernels.CHUNK if kernels.streams(q) else length
+    most = CHUNKS * kernels.CHUNK if streams(q) else length
     outs = []
-    for part in kernels.spans(length, q, most=most):
+    for part in spans(length, q, most=most):
         now = slice(part.start + offset, part.stop + offset)
         keys, values = k[..., now, :], v[..., now, :]
         out, carried = _causal_part(w, q[..., part, :], keys, bias[..., now], values, carried)

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from zoo_core.nn import fused
 from zoo_core.nn.hashing import LAST_RESORT, Windows
 
 #: Added to a score, it hides the key: far below any score, and finite, so that a row without any
@@ -28,10 +29,6 @@ HIDDEN = -1e25
 
 #: Numbers in the keys and values that are copied at a time, and in the outputs kept of all rounds.
 COPIED, KEPT = 1 << 19, 1 << 21
-
-_ATEN = torch.ops.aten
-_KERNEL = "_scaled_dot_product_flash_attention_for_cpu"
-_HAS_KERNEL = hasattr(_ATEN, _KERNEL) and hasattr(_ATEN, f"{_KERNEL}_backward")
 
 
 def attend(
@@ -52,9 +49,7 @@ def attend(
     """
     wide = torch.promote_types(q.dtype, torch.float32)
     q, k, v = q.to(wide), k.to(wide), v.to(wide)
-    fused = _HAS_KERNEL and q.device.type == "cpu" and q.shape == v.shape and not dropout
-    # Compiled, single operations fuse as well, and there is no loop to unroll.
-    if fused and not torch.compiler.is_compiling():
+    if fused.has(q, v) and not dropout:
         out: Tensor = _Fused.apply(q, k, v, seen, scale, spare_self)[0]
         return out
     return plain(q, k, v, seen, scale=scale, spare_self=spare_self, dropout=dropout)
@@ -227,9 +222,7 @@ def _forward(
         queries = _rows(layout.queries, part.query)[:, None]
         keys, values = _rows(layout.keys, part.key)[:, None].tensor_split([q.shape[-1]], -1)
         mask = None if part.bias is None else part.bias[:, None]
-        out, mass = getattr(_ATEN, _KERNEL)(
-            queries, keys, values, 0.0, False, attn_mask=mask, scale=scale
-        )
+        out, mass = fused.attend(queries, keys, values, mask, scale=scale)
         outs[part.at], masses[part.at] = out[:, 0], mass[:, 0]
     mass = masses.flatten()[layout.slot]
     out = _summed(outs, layout.slot, mass.softmax(1))
@@ -254,16 +247,14 @@ def _backward(
         grads, outs = _rows(ends, part.query)[:, None].tensor_split([v.shape[-1]], -1)
         grads_q[part.at], *others = (
             x[:, 0]
-            for x in getattr(_ATEN, f"{_KERNEL}_backward")(
+            for x in fused.attend_backward(
                 grads * stands[part.at][:, None, :, None],
                 queries,
                 keys,
                 values,
                 outs,
                 masses[part.query][:, None],
-                0.0,
-                False,
-                attn_mask=None if part.bias is None else part.bias[:, None],
+                None if part.bias is None else part.bias[:, None],
                 scale=scale,
             )
         )

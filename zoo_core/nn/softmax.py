@@ -12,14 +12,23 @@ from zoo_core.nn import masks
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, ctx: Context, *, scale: float, dropout: float = 0.0
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    ctx: Context,
+    *,
+    scale: float,
+    dropout: float = 0.0,
+    finite: bool = False,
 ) -> Tensor:
     """Fused softmax attention, (B, H, L, E); bit-identical to what transformers and timm compute.
 
     A query that sees no real key gets zeros; padded keys and values may hold anything.
     dropout: probability on the weights; pass 0 outside training.
+    finite: promises that padded keys and values are finite, so that the mask alone hides them.
     """
-    k, v = masks.hide(k, ctx.key_padding), masks.hide(v, ctx.key_padding)
+    if not finite:
+        k, v = masks.hide(k, ctx.key_padding), masks.hide(v, ctx.key_padding)
     plain = ctx.key_padding is None and ctx.bias is None
     if plain and ctx.causal and ctx.query_offset == 0 and q.shape[-2] == k.shape[-2]:
         # The kernel's own causal mode, which hosts use too; a mask would change the last bits.

@@ -8,9 +8,11 @@ its hubs, see every token and are seen by every one: else CLS would see only wha
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +20,12 @@ from torch import Tensor, nn
 
 from zoo_core.attention import Context, Site
 from zoo_core.nn import masks, softmax
+from zoo_core.nn.parts import attend_in_parts, streams
 from zoo_core.nn.patterns import Common, Pattern
+
+#: Queries, of all heads together, that are worked on at once without gradients: fewer cost more in
+#: calls of small operations than they save in memory traffic.
+ROWS = 6144
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,6 +135,9 @@ class SparseAttention(nn.Module, ABC):
             return out
         seen = None if real is None else real[:, None, None]
         first = self._fused(q[:, :, :hubs], k, v, seen).to(out.dtype)
+        if streams(q):
+            out[:, :, :hubs] = first
+            return out
         # Put together as hosts store it, tokens before heads.
         return torch.cat([first.transpose(1, 2), out.transpose(1, 2)[:, hubs:]], 1).transpose(1, 2)
 
@@ -172,29 +182,61 @@ class PatternAttention(SparseAttention):
             seen.append(self.visible(i, first[:, None], extent))
         dropout = self.dropout if self.training else 0.0
         with torch.autocast(device.type, enabled=False):
-            mask = torch.cat(seen, -1)[:, None]
-            return mix(patterns, q * self.scale, k, v, mask, dropout=dropout)
+            return mix(
+                patterns,
+                q,
+                k,
+                v,
+                torch.cat(seen, -1)[:, None],
+                scale=self.scale,
+                dropout=dropout,
+                multiple=self.multiple,
+            )
 
 
 def mix(
-    patterns: Sequence[Pattern], q: Tensor, k: Tensor, v: Tensor, mask: Tensor, *, dropout: float
+    patterns: Sequence[Pattern],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor,
+    *,
+    scale: float,
+    dropout: float = 0.0,
+    multiple: int = 1,
 ) -> Tensor:
     """Attend to all keys of some patterns under one softmax: (B, H, N, E) in v's dtype.
 
     mask: bool (B or 1, 1, N, W), which keys take part, the patterns' W side by side; a query with
-    none gets zeros. q comes scaled.
+    none gets zeros. multiple: the patterns take runs of a multiple of so many queries.
     """
     wide = torch.promote_types(q.dtype, torch.float32)
-    scores = [pattern.scores(q, k).to(wide) for pattern in patterns]
-    # A masked weight comes out as 0 by itself, but in a query without a key: that is zeroed below,
-    # where it takes one pass over the output instead of one over all weights.
-    low = torch.finfo(wide).min
-    weights = torch.cat(scores, -1).masked_fill_(~mask, low).softmax(-1)
-    if dropout:
-        weights = F.dropout(weights, dropout)
-    shares = torch.split(weights, [x.shape[-1] for x in scores], -1)
-    first, *others = (pattern.mix(w, v) for pattern, w in zip(patterns, shares, strict=True))
-    out = first.to(wide)
-    for other in others:
-        out = out + other
-    return torch.where(mask.any(-1, keepdim=True), out, out.new_zeros(())).to(v.dtype)
+    seen = torch.zeros_like(mask, dtype=wide).masked_fill_(~mask, torch.finfo(wide).min)
+    alive = mask.any(-1, keepdim=True).to(wide)
+
+    def attend(heads: slice, span: slice) -> Tensor:
+        queries, keys, values = q[:, heads, span] * scale, k[:, heads], v[:, heads]
+        scores = [pattern.scores(queries, keys, span.start).to(wide) for pattern in patterns]
+        hidden = torch.split(seen[:, :, span], [x.shape[-1] for x in scores], -1)
+        weights = _softmax([x + h for x, h in zip(scores, hidden, strict=True)])
+        if dropout:
+            weights = [F.dropout(x, dropout) for x in weights]
+        mixed = (p.mix(w, values, span.start) for p, w in zip(patterns, weights, strict=True))
+        # A masked weight is 0 by itself, but in a query without a key.
+        return (reduce(torch.add, (x.to(wide) for x in mixed)) * alive[:, :, span]).to(v.dtype)
+
+    return attend_in_parts(attend, q, v, multiple=multiple, rows=ROWS, dropout=dropout)
+
+
+def _softmax(scores: list[Tensor]) -> Sequence[Tensor]:
+    """One softmax over the last axes of several scores (B, H, n, W), in at least fp32."""
+    if not streams(scores[0]):
+        widths = [x.shape[-1] for x in scores]
+        return torch.split(torch.cat(scores, -1).softmax(-1), widths, -1)
+    # By single operations, in place and each in its own layout; the kernel, which is made for long
+    # rows, takes several times longer on short ones. exp takes ten times as long as exp2 where it
+    # underflows, as it does at every hidden key.
+    peak = reduce(torch.maximum, [x.amax(-1, keepdim=True) for x in scores])
+    powers = [x.sub_(peak).mul_(math.log2(math.e)).exp2_() for x in scores]
+    total = reduce(torch.add, [x.sum(-1, keepdim=True) for x in powers])
+    return [x.div_(total) for x in powers]

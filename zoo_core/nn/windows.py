@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from zoo_core.nn import masks, softmax
+from zoo_core.nn import gpu, masks, softmax
 from zoo_core.nn.blocks import Blocks
 
 # Keys per block: fewer do not fill the kernel, more see too much that lies out of reach.
@@ -81,7 +81,8 @@ class Window:
         """
         fused = partial(F.scaled_dot_product_attention, dropout_p=dropout, scale=scale)
         if not self._is_short(k.shape[-2]):
-            return self._attend_in_blocks(q, k, v, real, fused)
+            out = None if dropout else self._attend_in_kernel(q, k, v, real, scale)
+            return self._attend_in_blocks(q, k, v, real, fused) if out is None else out
         i, j = (torch.arange(x.shape[-2], device=x.device)[None] for x in (q, k))
         if real is not None:
             j = j.masked_fill(j >= real[:, None], -1)
@@ -126,6 +127,23 @@ class Window:
         past = (j >= own - self.reach) | (j < self.prefix)
         future = j <= i if self.causal else (j <= own + self.reach) | (i < self.prefix)
         return past & future & (j >= 0)
+
+    def _attend_in_kernel(
+        self, q: Tensor, k: Tensor, v: Tensor, real: Tensor | None, scale: float
+    ) -> Tensor | None:
+        """Attend in one kernel for GPUs; None where it cannot be."""
+        if self.stride != 1:
+            return None
+        return gpu.window(
+            q,
+            k,
+            v,
+            real,
+            reach=self.reach,
+            prefix=self.prefix,
+            causal=self.causal,
+            scale=scale,
+        )
 
     def _attend_in_blocks(
         self, q: Tensor, k: Tensor, v: Tensor, real: Tensor | None, fused: Callable[..., Tensor]

@@ -39,7 +39,10 @@ AXIAL = Mechanism(
     paper=Paper(
         title="Axial Attention in Multidimensional Transformers", year=2019, arxiv="1912.12180"
     ),
-    time="n**1.5*d",
+    # 24: reading a token's query, key and value and writing its output, 16 bytes per channel, takes
+    # as long as 24 keys of 4 operations per channel where 6 are done in the time of a byte, which
+    # is what `zoo bench` finds on a CPU by its yardsticks.
+    time="n*(n**0.5 + 24)*d",
     memory="n*d",
     supports=Supports(grid="required"),
     options=AxialOptions,

@@ -19,11 +19,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from zoo_core import Site
 from zoo_core.nn.blocks import surroundings
-from zoo_core.nn.clustering import pick
+from zoo_core.nn.parts import attend_in_parts
 from zoo_core.nn.patterns import Neighbours
 from zoo_core.nn.sparse import Extent, SparseAttention
 
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
 
 #: Bits of a draw: an integer, which no change of the model's dtype rounds.
 BITS = 31
+
+#: Queries, of all heads together, that are worked on at once without gradients: the keys and values
+#: that are copied for them then stay in the cache.
+ROWS = 2048
 
 
 class BigBirdAttention(SparseAttention):
@@ -68,16 +73,26 @@ class BigBirdAttention(SparseAttention):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, extent: Extent) -> Tensor:
         """Attend block by block: q, k, v (B, H, N, width) -> (B, H, N, E)."""
-        length, hubs = q.shape[-2], min(extent.hubs, q.shape[-2])
-        drawn = self.drawn(length // self.block, extent)
-        near = Neighbours(self.block, self.window, 0 if extent.causal else self.window)
-        keys, values = (self._shown(x, drawn, near, hubs).flatten(0, 1) for x in (k, v))
-        mask = self._mask_of_blocks(drawn, near, length, hubs, extent)
-        mask = mask.expand(len(q), *mask.shape[1:]).flatten(0, 1)
-        # Blocks stand where there were heads.
-        queries = torch.unflatten(q, 2, (-1, self.block)).flatten(0, 1)
-        out = self._fused(queries, keys, values, mask).flatten(1, 2)
-        return torch.unflatten(out, 0, q.shape[:2]).to(v.dtype)
+        block, hubs = self.block, min(extent.hubs, q.shape[-2])
+        near = Neighbours(block, self.window, 0 if extent.causal else self.window)
+        drawn = self.drawn(q.shape[-2] // block, extent)
+        # Random blocks are copied as rows.
+        of_keys, of_values = (torch.unflatten(x, 2, (-1, block)).flatten(3) for x in (k, v))
+
+        def attend(heads: slice, span: slice) -> Tensor:
+            chosen = drawn[:, heads, span.start // block : span.stop // block]
+            keys = self._shown(k, of_keys, heads, span, chosen, near, hubs)
+            values = self._shown(v, of_values, heads, span, chosen, near, hubs)
+            mask = self._mask_of_blocks(chosen, near, span, hubs, extent)
+            mask = mask.expand(len(q), *mask.shape[1:])
+            queries = torch.unflatten(q[:, heads, span], 2, (-1, block))
+            # Blocks stand where there were heads.
+            tensors = (x.flatten(0, 1) for x in (queries, keys, values, mask))
+            out = self._fused(*tensors).flatten(1, 2)
+            return torch.unflatten(out, 0, queries.shape[:2]).to(v.dtype)
+
+        dropout = self.dropout if self.training else 0.0
+        return attend_in_parts(attend, q, v, multiple=block, rows=ROWS, dropout=dropout)
 
     def drawn(self, blocks: int, extent: Extent) -> Tensor:
         """The random blocks R(b) of each block b, (B or 1, H, blocks, random); -1 where none."""
@@ -100,25 +115,40 @@ class BigBirdAttention(SparseAttention):
         block = torch.where(block < window, block, block + width)
         return block.masked_fill(stretch <= 0, -1)
 
-    def _shown(self, x: Tensor, drawn: Tensor, near: Neighbours, hubs: int) -> Tensor:
-        """What each block sees of x (B, H, N, D): window, random blocks, hubs: (B, H, R, W, D)."""
-        blocks = torch.unflatten(x, 2, (-1, self.block)).flatten(3)
-        number = blocks.shape[2]
-        index = drawn.clamp(0, number - 1).expand(len(x), -1, -1, -1)
-        parts = [
-            surroundings(x, near.size, before=near.before, after=near.after),
-            pick(blocks, index.flatten(2)).view(*blocks.shape[:3], -1, x.shape[-1]),
-            x[:, :, None, :hubs].expand(-1, -1, number, -1, -1),
-        ]
-        return torch.cat(parts, 3)
+    def _shown(
+        self,
+        x: Tensor,
+        blocks: Tensor,
+        heads: slice,
+        span: slice,
+        drawn: Tensor,
+        near: Neighbours,
+        hubs: int,
+    ) -> Tensor:
+        """What blocks see of x (B, H, N, D): window, random blocks, hubs: (B, H, R, W, D).
+
+        blocks: x by blocks, (B, H, all blocks, block * D). heads, span: those asked for.
+        """
+        batch, every, number, _ = blocks.shape
+        head = torch.arange(batch * every, device=x.device).view(batch, every)[:, heads]
+        row = drawn.clamp(0, number - 1) + head[..., None, None] * number
+        random = F.embedding(row, blocks.flatten(0, 2)).view(*row.shape[:3], -1, x.shape[-1])
+        x = x[:, heads]
+        window = surroundings(
+            x, near.size, before=near.before, after=near.after, start=span.start, stop=span.stop
+        )
+        first = x[:, :, None, :hubs].expand(-1, -1, row.shape[2], -1, -1)
+        return torch.cat([window, random, first], 3)
 
     def _mask_of_blocks(
-        self, drawn: Tensor, near: Neighbours, length: int, hubs: int, extent: Extent
+        self, drawn: Tensor, near: Neighbours, span: slice, hubs: int, extent: Extent
     ) -> Tensor:
         """Which keys of `_shown` take part, (B or 1, H, R, block or 1, W)."""
         device = drawn.device
         within = torch.arange(self.block, device=device)
-        window = near.positions(length, device)[:: self.block]
+        begin = torch.arange(span.start, span.stop, self.block, device=device)[:, None]
+        width = (near.before + 1 + near.after) * self.block
+        window = begin - near.before * self.block + torch.arange(width, device=device)
         random = (drawn[..., None] * self.block + within).flatten(3)
         first = torch.arange(hubs, device=device)
         # Hubs are shown once, in the place of their own.
@@ -126,6 +156,5 @@ class BigBirdAttention(SparseAttention):
         j = torch.cat([x.expand(*random.shape[:3], -1) for x in (*shown, first)], -1)[..., None, :]
         seen = (j >= 0) & (j < extent.count[..., None, None])
         if extent.causal:
-            i = torch.arange(length, device=device).view(-1, self.block, 1)
-            seen = seen & (j <= i)
+            seen = seen & (j <= (begin + within)[..., None])
         return seen

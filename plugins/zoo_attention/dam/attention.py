@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from zoo_core import Context, Site
 from zoo_core.errors import UnsupportedCall
-from zoo_core.nn import kernels, masks, softmax
+from zoo_core.nn import distances, kernels, masks, softmax
 from zoo_core.nn.auxiliary import AuxiliaryLoss
 
 if TYPE_CHECKING:
@@ -70,6 +70,8 @@ class DamAttention(nn.Module):
             )
         if not self.training:
             self.auxiliary.keep(None)
+            if self.toeplitz and distances.fits(ctx, q.shape[-2], length):
+                return self._attend_distances(q, k, v, ctx).to(v.dtype)
             return softmax.attend(q, k, v, self._frozen(q, k, ctx), scale=self.scale).to(v.dtype)
         self.auxiliary.keep(self.penalty * self._kept())
         with torch.autocast(q.device.type, enabled=False):
@@ -83,6 +85,27 @@ class DamAttention(nn.Module):
     def auxiliary_loss(self) -> Tensor:
         """The expected part of the mask that is kept, times `penalty`; 0 in eval mode."""
         return self.auxiliary.last()
+
+    def _attend_distances(self, q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> Tensor:
+        """Attend under the likelier decisions, one for each distance."""
+        queries, keys = q.shape[-2], k.shape[-2]
+        keep, drop = self.logits.detach()[:, :keys].unbind(-1)
+        open_ = keep >= drop
+        kept = open_[:, distances.between(keys, k.device).abs()]
+        terms = torch.zeros_like(kept, dtype=q.dtype).masked_fill(~kept, -torch.inf)
+        out = distances.attend(q, k, v, terms, ctx, scale=self.scale)
+
+        # A query that is left without a key sees itself: all distances up to its farthest key's are
+        # closed.
+        count = masks.count(ctx.key_padding, k)[:, None]
+        if ctx.key_padding is None:
+            rank = torch.arange(keys, device=k.device)[None]
+        else:
+            rank = masks.rank(ctx.key_padding).clamp_min(0)
+        farthest = rank if ctx.causal else rank.maximum(count - 1 - rank)
+        some = open_.to(torch.uint8).cummax(-1).values[:, farthest[:, -queries:]]
+        own = masks.hide(v, ctx.key_padding)[:, :, -queries:]
+        return torch.where(some.bool().transpose(0, 1)[..., None], out, own)
 
     def _frozen(self, q: Tensor, k: Tensor, ctx: Context) -> Context:
         """The call with the likelier decisions as its bias."""

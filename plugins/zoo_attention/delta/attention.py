@@ -23,8 +23,9 @@ from torch import Tensor, nn
 
 from zoo_core import Context, Site
 from zoo_core.errors import OptionError, UnsupportedCall
-from zoo_core.nn import kernels, masks
-from zoo_core.nn.fast_weights import delta_rule, delta_rule_both_ways
+from zoo_core.nn import feature_maps, kernels, masks
+from zoo_core.nn.fast_weights import delta_rule, delta_rule_both_ways, delta_rule_in_parts
+from zoo_core.nn.parts import streams
 
 if TYPE_CHECKING:
     from zoo_attention.delta import DeltaOptions
@@ -57,15 +58,17 @@ class DeltaAttention(nn.Module):
         strengths = self._strengths(k, ctx)
         wide = kernels.sum_dtype(q, k, v)
         with torch.autocast(q.device.type, enabled=False):
-            queries, keys = (
-                self._features(x.to(wide)) for x in (q, masks.hide(k, ctx.key_padding))
-            )
-            values = masks.hide(v, ctx.key_padding).to(wide)
-            strengths = masks.hide(strengths.to(wide).sigmoid(), ctx.key_padding)
+            strengths = strengths.to(wide).sigmoid()
+            k, v, strengths = (masks.hide(x, ctx.key_padding) for x in (k, v, strengths))
+            if streams(q):
+                offset = ctx.query_offset if ctx.causal else None
+                return delta_rule_in_parts(self._features, q, k, v, strengths, offset=offset)
+            queries, keys = (self._features(x.to(wide)) for x in (q, k))
+            values = v.to(wide)
             if ctx.causal:
-                out = one_way(queries, keys, values, strengths, offset=ctx.query_offset)
+                out = one_way(queries, keys, values, strengths, offset=ctx.query_offset, like=v)
             else:
-                out = delta_rule_both_ways(queries, keys, values, strengths)
+                out = delta_rule_both_ways(queries, keys, values, strengths, like=v)
             return out.to(v.dtype)
 
     def _strengths(self, k: Tensor, ctx: Context) -> Tensor:
@@ -87,15 +90,18 @@ class DeltaAttention(nn.Module):
 
     def _features(self, x: Tensor) -> Tensor:
         """DPFP features that sum to 1, or are all 0: (..., D) -> (..., 2 D nu)."""
-        features = kernels.dpfp(x, self.nu)
+        features = feature_maps.dpfp(x, self.nu)
         return kernels.divide(features, features.sum(-1, keepdim=True))
 
 
 def one_way(
-    queries: Tensor, keys: Tensor, values: Tensor, strengths: Tensor, *, offset: int
+    queries: Tensor, keys: Tensor, values: Tensor, strengths: Tensor, *, offset: int, like: Tensor
 ) -> Tensor:
-    """The delta rule from the left, read by queries L that start after `offset` keys."""
+    """The delta rule from the left, read by queries L that start after `offset` keys.
+
+    like: as in `delta_rule`.
+    """
     end = offset + queries.shape[-2]
     queries = F.pad(queries, (0, 0, offset, 0))
     keys, values, strengths = (x[..., :end, :] for x in (keys, values, strengths))
-    return delta_rule(queries, keys, values, strengths)[..., offset:, :]
+    return delta_rule(queries, keys, values, strengths, like=like)[..., offset:, :]

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from zoo_core import Context
-from zoo_core.nn import kernels
+from zoo_core.nn import feature_maps, kernels
 
 if TYPE_CHECKING:
     from zoo_attention.dpfp import DPFPOptions
@@ -30,7 +30,7 @@ class DPFPAttention(nn.Module):
 
     def __init__(self, options: DPFPOptions) -> None:
         super().__init__()
-        self.phi = partial(kernels.dpfp, nu=options.nu)
+        self.phi = partial(feature_maps.dpfp, nu=options.nu)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> Tensor:
         """q (B, H, L, D), k (B, H, S, D), v (B, H, S, E) -> (B, H, L, E)."""

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from zoo_core import Context, Site
 from zoo_core.errors import OptionError, UnsupportedCall
-from zoo_core.nn import masks, softmax
+from zoo_core.nn import distances, masks, softmax
 from zoo_core.nn.grid import Grid, layout
 
 if TYPE_CHECKING:
@@ -53,27 +53,30 @@ class LieAttention(nn.Module):
 
         Raises UnsupportedCall where the call's grid is not of the kind the module was built for.
         """
-        dropout = self.dropout if self.training else 0.0
-        turns = [
-            softmax.attend(q, k, v, located, scale=self.scale, dropout=dropout)
-            for located in self._located(q, k, ctx)
-        ]
+        how = {"scale": self.scale, "dropout": self.dropout if self.training else 0.0}
+        queries, keys = q.shape[-2], k.shape[-2]
+        grid = self._grid(ctx, keys)
+        if ctx.grid is None and distances.fits(ctx, queries, keys):
+            (terms,) = self._scores(grid.shape, q.device)
+            return distances.attend(q, k, v, terms.mT, ctx, **how).to(v.dtype)
+        turns = [softmax.attend(q, k, v, x, **how) for x in self._located(q, k, grid, ctx)]
         return mean(turns).to(v.dtype)
 
     def attention_map(self, q: Tensor, k: Tensor, ctx: Context) -> Tensor:
         """The weights (B, H, L, S)."""
-        contexts = self._located(q, k, ctx)
+        contexts = self._located(q, k, self._grid(ctx, k.shape[-2]), ctx)
         return mean([softmax.weights(q, k, located, scale=self.scale) for located in contexts])
 
-    def _located(self, q: Tensor, k: Tensor, ctx: Context) -> list[Context]:
+    def _located(self, q: Tensor, k: Tensor, grid: Grid, ctx: Context) -> list[Context]:
         """The call with the location as a bias, (B or 1, H, L, S), once for each turn."""
-        grid = self._grid(ctx, k.shape[-2])
         cell, outside = cells(grid, ctx.key_padding, k)
         index = offset_index(cell, grid.shape)[:, -q.shape[-2] :]
         beyond = (outside[:, :, None] | outside[:, None])[:, None, -q.shape[-2] :]
         contexts = []
         for scores in self._scores(grid.shape, q.device):
-            bias = F.embedding(index, scores).permute(0, 3, 1, 2).masked_fill(beyond, 0)
+            bias = F.embedding(index, scores).permute(0, 3, 1, 2)
+            # Rows in one piece, which the fused kernel wants.
+            bias = bias.contiguous().masked_fill(beyond, 0)
             contexts.append(
                 Context(
                     key_padding=ctx.key_padding,

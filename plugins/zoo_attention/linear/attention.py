@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo_core import Context, Site
-from zoo_core.nn import kernels
+from zoo_core.nn import feature_maps, kernels
 
 if TYPE_CHECKING:
     from zoo_attention.linear import LinearOptions
@@ -44,7 +44,9 @@ class LinearAttention(nn.Module):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> Tensor:
         """q (B, H, L, D), k (B, H, S, D), v (B, H, S, E) -> (B, H, L, E)."""
-        return kernels.attend(self._features, q, k, v, ctx)
+        if self.mix is None:
+            return kernels.attend(feature_maps.elu_plus_one, q, k, v, ctx)
+        return kernels.attend(self._features, q, k, v, ctx, learned=True)
 
     def attention_map(self, q: Tensor, k: Tensor, ctx: Context) -> Tensor:
         """The weights (B, H, L, S)."""
@@ -53,6 +55,6 @@ class LinearAttention(nn.Module):
     def _features(self, x: Tensor) -> Tensor:
         """phi: (B, H, N, D) to features of the same width, or of twice that if learned."""
         if self.mix is None:
-            return kernels.elu_plus_one(x)
+            return feature_maps.elu_plus_one(x)
         mixed = (x * self.scale**-0.5) @ self.mix.to(x.dtype)
         return torch.cat([mixed.softmax(-1), (-mixed).softmax(-1)], -1)

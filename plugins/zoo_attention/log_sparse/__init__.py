@@ -49,7 +49,8 @@ LOG_SPARSE = Mechanism(
         year=2019,
         arxiv="1907.00235",
     ),
-    time="n*(window+log(n))*d",
+    # Near keys are computed in blocks of at least 16, of which a query sees three.
+    time="n*(3*max(16, window) + 2*log2(n))*d",
     memory="n*(window+log(n)+d)",
     supports=Supports(key_padding=True, causal=True, weights=True),
     options=LogSparseOptions,

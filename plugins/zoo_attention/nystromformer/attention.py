@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from zoo_core import Context, Site
 from zoo_core.nn import landmarks, masks, softmax
+from zoo_core.nn.parts import samples, streams
 
 if TYPE_CHECKING:
     from zoo_attention.nystromformer import NystromformerOptions
@@ -50,17 +51,31 @@ class NystromformerAttention(nn.Module):
         few_q, few_k = segments.mean(q), segments.mean(k)
         real, seen = Context(key_padding=ctx.key_padding), Context(key_padding=segments.seen)
         pooled = softmax.attend(few_q.to(q.dtype), k, v, real, scale=self.scale)
-        # Inverting amplifies rounding: at least fp32, also under autocast.
-        with torch.autocast(q.device.type, enabled=False):
-            kernel = softmax.weights(few_q, few_k, seen, scale=self.scale)
-            inverse = pseudo_inverse(masks.hide(kernel, segments.seen), self.iterations)
-            pooled = (inverse @ pooled.to(inverse.dtype)).to(v.dtype)
+        # A few samples at a time, so that none of the many products leaves the cache.
+        parts = samples(few_q) if streams(q) else [slice(None)]
+        unmixed = [self._unmix(few_q, few_k, pooled, segments.seen, few) for few in parts]
+        pooled = torch.cat(unmixed).to(v.dtype)
         dropout = self.dropout if self.training else 0.0
         few_k = few_k.to(k.dtype)
-        out = softmax.attend(q, few_k, pooled, seen, scale=self.scale, dropout=dropout)
+        out = softmax.attend(q, few_k, pooled, seen, scale=self.scale, dropout=dropout, finite=True)
         if self.conv is not None:
             out = out + convolve(v, self.conv, ctx)
         return out.to(v.dtype)
+
+    def _unmix(
+        self, few_q: Tensor, few_k: Tensor, pooled: Tensor, seen: Tensor | None, few: slice
+    ) -> Tensor:
+        """Z times what the landmarks of some samples gathered, in at least fp32.
+
+        seen: (B, M), the landmarks that stand for any token; None = all.
+        """
+        real = None if seen is None else seen[few]
+        # Inverting amplifies rounding: no half precision, also under autocast.
+        with torch.autocast(few_q.device.type, enabled=False):
+            own = Context(key_padding=real)
+            kernel = softmax.weights(few_q[few], few_k[few], own, scale=self.scale)
+            inverse = pseudo_inverse(masks.hide(kernel, real), self.iterations)
+            return inverse @ pooled[few].to(inverse.dtype)
 
 
 def pseudo_inverse(kernel: Tensor, iterations: int) -> Tensor:

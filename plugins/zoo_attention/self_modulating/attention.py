@@ -35,6 +35,7 @@ from zoo_core import Context, Site
 from zoo_core.errors import UnsupportedCall
 from zoo_core.nn import kernels, masks, scores, softmax
 from zoo_core.nn.auxiliary import AuxiliaryLoss
+from zoo_core.nn.parts import attend_in_parts, rows_of_scores
 
 if TYPE_CHECKING:
     from zoo_attention.self_modulating import SelfModulatingOptions
@@ -63,40 +64,56 @@ class SelfModulatingAttention(nn.Module):
 
         Raises UnsupportedCall for ctx.times of a shape other than (B, N).
         """
+        steps = intervals(ctx, q)
+        q, k, v = (masks.hide(x, ctx.key_padding) for x in (q, k, v))
         with torch.autocast(q.device.type, enabled=False):
-            steps = intervals(ctx, q)
-            weights, intensity = self._modulated(q, k, steps, ctx)
-            loss = None
             if self.training:
-                likelihood = log_likelihood(intensity, steps, ctx.key_padding)
-                loss = -self.likelihood_weight * likelihood
-            self.auxiliary.keep(loss)
-        dropout = self.dropout if self.training else 0.0
-        return scores.mix(weights * intensity, v, ctx.key_padding, dropout=dropout)
+                return self._trained(q, k, v, steps, ctx)
+            self.auxiliary.keep(None)
+
+            def attend(heads: slice, span: slice) -> Tensor:
+                own = steps.gap[:, span]
+                weights, intensity = self._modulated(
+                    q[:, heads, span], k[:, heads], heads, own, ctx
+                )
+                return scores.mix(weights * intensity, v[:, heads], None)
+
+            return attend_in_parts(attend, q, v, rows=rows_of_scores(k.shape[-2]))
 
     def attention_map(self, q: Tensor, k: Tensor, ctx: Context) -> Tensor:
         """The weights times the intensities, (B, H, N, N); rows do not sum to 1."""
-        weights, intensity = self._modulated(q, k, intervals(ctx, q), ctx)
+        steps = intervals(ctx, q)
+        q, k = masks.hide(q, ctx.key_padding), masks.hide(k, ctx.key_padding)
+        weights, intensity = self._modulated(q, k, slice(None), steps.gap, ctx)
         return weights * intensity
 
     def auxiliary_loss(self) -> Tensor:
         """The weighted likelihood loss of the last forward, a scalar; 0 after one in eval mode."""
         return self.auxiliary.last()
 
+    def _trained(self, q: Tensor, k: Tensor, v: Tensor, steps: Intervals, ctx: Context) -> Tensor:
+        """The output, with the loss of these intensities kept; tokens are zero at padding."""
+        weights, intensity = self._modulated(q, k, slice(None), steps.gap, ctx)
+        likelihood = log_likelihood(intensity, steps, ctx.key_padding)
+        self.auxiliary.keep(-self.likelihood_weight * likelihood)
+        return scores.mix(weights * intensity, v, None, dropout=self.dropout)
+
     def _modulated(
-        self, q: Tensor, k: Tensor, steps: Intervals, ctx: Context
+        self, q: Tensor, k: Tensor, heads: slice, gap: Tensor, ctx: Context
     ) -> tuple[Tensor, Tensor]:
-        """a and lambda, (B, H, N, N) each, in at least fp32."""
-        q, k = masks.hide(q, ctx.key_padding), masks.hide(k, ctx.key_padding)
+        """a and lambda, (B, H, L, N) each, in at least fp32, for queries of some heads.
+
+        q, k: of these heads, zero at padding. gap: (B, L), the times since the tokens before.
+        """
         dots = scores.dot_product(q, k, None, scale=self.scale)
         weights = softmax.masked_softmax(dots, scores.mask_of(dots, ctx))
         keys = k.to(dots.dtype)
         W, b, M = (x.to(dots.dtype) for x in (self.state, self.state_bias, self.marks))
         # [h, dt] W without the concatenation.
-        gaps = steps.gap.to(dots.dtype)[:, None, :, None]
+        gaps = gap.to(dots.dtype)[:, None, :, None]
         state = ((weights @ keys) @ W[:-1] + gaps * W[-1] + b).sigmoid()
-        s = (self.log_scale.to(dots.dtype).exp() / math.log(2))[:, None, None]
-        x = state @ (keys @ M).mT / s
+        s = (self.log_scale[heads].to(dots.dtype).exp() / math.log(2))[:, None, None]
+        x = (state / s) @ (keys @ M).mT
         return weights, s * torch.logaddexp(x, x.new_zeros(()))
 
 

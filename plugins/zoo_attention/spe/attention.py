@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from zoo_attention.spe.codes import ConvolutionalCodes, SineCodes
 from zoo_core import Context, Site
 from zoo_core.errors import OptionError, UnsupportedCall
-from zoo_core.nn import kernels, masks, random_features
+from zoo_core.nn import feature_maps, kernels, masks, random_features
 
 if TYPE_CHECKING:
     from zoo_attention.spe import SPEOptions
@@ -150,4 +150,4 @@ class SPEAttention(nn.Module):
 
     def _elu_plus_one(self, x: Tensor) -> Tensor:
         """elu + 1 of entries that are of the same size for every R, as in the paper."""
-        return kernels.elu_plus_one(x * math.sqrt(self.scale * math.sqrt(self.realizations)))
+        return feature_maps.elu_plus_one(x * math.sqrt(self.scale * math.sqrt(self.realizations)))

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from zoo_core import Site
 from zoo_core.nn import kernels
+from zoo_core.nn.parts import spans, streams
 
 #: Positions for which convolutional codes draw noise; beyond them it is taken from elsewhere.
 NOISE = 128
@@ -89,12 +90,12 @@ class SineCodes(nn.Module):
 
     def _parts(self, x: Tensor) -> list[slice]:
         length = max(1, x.shape[-2])  # one part even of nothing: all tokens may be in the prefix
-        if not kernels.streams(x):
+        if not streams(x):
             return [slice(0, length)]
         row = self.gains.shape[0] * min(
             x.shape[0] * self.gains[0].numel(), self.noise[:, 0].numel()
         )
-        return kernels.spans(length, x, most=max(SHORTEST, ENTRIES // row))
+        return spans(length, x, most=max(SHORTEST, ENTRIES // row))
 
 
 def _encode(x: Tensor, waves: Waves, noise: Waves) -> Tensor:

@@ -24,11 +24,14 @@ from torch import Tensor, nn
 from zoo_core import Context, Site
 from zoo_core.errors import UnsupportedCall
 from zoo_core.nn import kernels, masks, scores, softmax
+from zoo_core.nn.parts import attend_in_parts, rows_of_scores
 
 if TYPE_CHECKING:
     from zoo_attention.synthesizer import SynthesizerOptions
 
 Rows = slice | Tensor
+
+ALL = slice(None)
 
 
 class SynthesizerAttention(nn.Module):
@@ -57,40 +60,64 @@ class SynthesizerAttention(nn.Module):
         the length that the scores were made for.
         """
         tokens = masks.align(ctx.key_padding)
-        weights = self._weights(q, tokens.front(k), tokens.key_padding, ctx)
+        rows = self._rows(q, k, ctx)
+        q = masks.hide(q, scores.real_queries(ctx.key_padding, q.shape[-2]))
+        k, v = tokens.front(k), tokens.front(v)
         dropout = self.dropout if self.training else 0.0
-        return scores.mix(weights, tokens.front(v), None, dropout=dropout)
+
+        def attend(heads: slice, span: slice) -> Tensor:
+            own = part_of(rows, span)
+            weights = self._weights(q[:, heads, span], k[:, heads], heads, own, tokens, ctx)
+            return scores.mix(weights, v[:, heads], None, dropout=dropout)
+
+        few = rows_of_scores(k.shape[-2])
+        return attend_in_parts(attend, q, v, rows=few, dropout=dropout)
 
     def attention_map(self, q: Tensor, k: Tensor, ctx: Context) -> Tensor:
         """The weights (B, H, L, S)."""
         tokens = masks.align(ctx.key_padding)
-        weights = self._weights(q, tokens.front(k), tokens.key_padding, ctx)
-        return tokens.back(weights.expand(len(q), -1, -1, -1).mT).mT
+        rows = self._rows(q, k, ctx)
+        batch = len(q)
+        q = masks.hide(q, scores.real_queries(ctx.key_padding, q.shape[-2]))
+        weights = self._weights(q, tokens.front(k), ALL, rows, tokens, ctx)
+        return tokens.back(weights.expand(batch, -1, -1, -1).mT).mT
 
-    def _weights(self, q: Tensor, k: Tensor, real: Tensor | None, ctx: Context) -> Tensor:
-        """The weights (B or 1, H, L, S) of keys in the order of their ranks.
-
-        k: keys with the real ones at the front. real: (B, S), which they are, or None.
-        """
+    def _rows(self, q: Tensor, k: Tensor, ctx: Context) -> Rows:
+        """The ranks of the queries. Raises UnsupportedCall where there are too many keys."""
         length, keys = q.shape[-2], k.shape[-2]
         if keys > self.max_len:
             raise UnsupportedCall(
                 f"synthesizer was built for at most {self.max_len} tokens and got {keys}; "
                 "truncate the input or build the model with a larger max_length"
             )
-        q = masks.hide(q, scores.real_queries(ctx.key_padding, length))
-        rows: Rows = slice(keys - length, keys)
-        if ctx.key_padding is not None:
-            # Padding before the first real token has rank -1, and may take any row.
-            rows = masks.rank(ctx.key_padding)[:, rows].clamp(min=0)
+        rows = slice(keys - length, keys)
+        if ctx.key_padding is None:
+            return rows
+        # Padding before the first real token has rank -1, and may take any row.
+        return masks.rank(ctx.key_padding)[:, rows].clamp(min=0)
+
+    def _weights(
+        self,
+        q: Tensor,
+        k: Tensor,
+        heads: slice,
+        rows: Rows,
+        tokens: masks.Alignment,
+        ctx: Context,
+    ) -> Tensor:
+        """The weights (B or 1, H, L, S) of queries of some heads, with keys in order of rank.
+
+        q, k: of these heads, zero at padding, k with the real tokens at the front.
+        """
         wide = kernels.sum_dtype(q, k)
         with torch.autocast(q.device.type, enabled=False):
-            made = self.synthetic(q.to(wide), rows, keys)
+            made = self.synthetic(q.to(wide), rows, k.shape[-2], heads)
             if self.gate is not None:
                 share = self.gate.to(wide).sigmoid()
                 dots = scores.dot_product(q, k, None, scale=self.scale)
                 made = torch.lerp(dots, made.expand_as(dots), share)
-            return softmax.masked_softmax(made, visible(made, rows, real, causal=ctx.causal))
+            mask = visible(made, rows, tokens.key_padding, causal=ctx.causal)
+            return softmax.masked_softmax(made, mask)
 
 
 def visible(made: Tensor, rows: Rows, real: Tensor | None, *, causal: bool) -> Tensor | None:
@@ -105,9 +132,10 @@ def visible(made: Tensor, rows: Rows, real: Tensor | None, *, causal: bool) -> T
 
 
 def synthetic(source: str, site: Site, rank: int) -> nn.Module:
-    """The module that makes R, of scores with unit variance: (q, rows, keys) -> R.
+    """The module that makes R, of scores with unit variance: (q, rows, keys, heads) -> R.
 
-    q (B, H, L, D), rows a slice or (B, L) of ranks, keys their number S -> (B or 1, H, L, S).
+    q (B, H, L, D) of these heads, rows a slice or (B, L) of ranks, keys their number S ->
+    (B or 1, H, L, S).
     """
     if source == "dense":
         return Dense(site)
@@ -121,9 +149,9 @@ class Table(nn.Module):
         super().__init__()
         self.table = nn.Parameter(torch.randn(site.heads, site.max_len, site.max_len))
 
-    def forward(self, q: Tensor, rows: Rows, keys: int) -> Tensor:
+    def forward(self, q: Tensor, rows: Rows, keys: int, heads: slice = ALL) -> Tensor:
         """Look the rows up."""
-        return take(self.table.to(q.dtype)[..., :keys], rows)
+        return take(self.table[heads, :, :keys].to(q.dtype), rows)
 
 
 class FactorisedTable(nn.Module):
@@ -134,9 +162,10 @@ class FactorisedTable(nn.Module):
         shape = (2, site.heads, site.max_len, rank)
         self.rows, self.columns = map(nn.Parameter, torch.randn(shape) * rank**-0.25)
 
-    def forward(self, q: Tensor, rows: Rows, keys: int) -> Tensor:
+    def forward(self, q: Tensor, rows: Rows, keys: int, heads: slice = ALL) -> Tensor:
         """Multiply the rows' factors with those of the first `keys` columns."""
-        return take(self.rows.to(q.dtype), rows) @ self.columns[:, :keys].to(q.dtype).mT
+        columns = self.columns[heads, :keys].to(q.dtype)
+        return take(self.rows[heads].to(q.dtype), rows) @ columns.mT
 
 
 class Dense(nn.Module):
@@ -147,9 +176,9 @@ class Dense(nn.Module):
         shape = (site.heads, site.head_dim, site.max_len)
         self.weight = nn.Parameter(torch.randn(shape) * site.head_dim**-0.5)
 
-    def forward(self, q: Tensor, rows: Rows, keys: int) -> Tensor:
+    def forward(self, q: Tensor, rows: Rows, keys: int, heads: slice = ALL) -> Tensor:
         """Make each query's scores from itself; its rank does not matter."""
-        return q.relu() @ self.weight[..., :keys].to(q.dtype)
+        return q.relu() @ self.weight[heads, :, :keys].to(q.dtype)
 
 
 def take(table: Tensor, rows: Rows) -> Tensor:
@@ -157,3 +186,10 @@ def take(table: Tensor, rows: Rows) -> Tensor:
     if isinstance(rows, slice):
         return table[None, :, rows]
     return table[:, rows].transpose(0, 1)
+
+
+def part_of(rows: Rows, span: slice) -> Rows:
+    """Those of a run of queries."""
+    if isinstance(rows, slice):
+        return slice(rows.start + span.start, rows.start + span.stop)
+    return rows[:, span]
