@@ -68,6 +68,23 @@ def paragraphs(meanings: list[Synset], words: int) -> list[str]:
     return texts
 
 
+def mixture(meanings: list[Synset], sentences: list[str], words: int, seed: int = 0) -> list[str]:
+    """What a sentence encoder reads: texts of `words` words, of a quarter of it, and sentences.
+
+    As many of each of four kinds as there are of the rarest, shuffled: long texts (twice), short
+    texts, definitions or examples, and the given sentences.
+    """
+    draw = random.Random(seed)
+    glosses = [text for one in meanings for text in (one.definition, one.example) if text]
+    kinds = [paragraphs(meanings, words), paragraphs(meanings, words // 4), glosses, [*sentences]]
+    for kind in kinds:
+        draw.shuffle(kind)
+    number = min(len(kinds[0]) // 2, *map(len, kinds[1:]))
+    texts = kinds[0][: 2 * number] + [text for kind in kinds[1:] for text in kind[:number]]
+    draw.shuffle(texts)
+    return texts
+
+
 def split(items: list, share: float, seed: int = 0) -> tuple[list, list]:
     """Cut a list into two disjoint parts, in runs of 50, so that neighbours stay together."""
     runs = [items[i : i + 50] for i in range(0, len(items), 50)]
