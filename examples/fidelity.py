@@ -153,7 +153,7 @@ def examine(name: str, exam: Exam, arguments: argparse.Namespace) -> dict:
     model = swapped(name)
     options, settings = CHOSEN.get(name, ({}, {}))
     line = {"mechanism": name, "options": options, "before": asdict(exam.sit(model))}
-    if name in ("stock", *WITHOUT):
+    if name in ("stock", *WITHOUT) or not arguments.steps:
         return line
     start = time.process_time()
     report = zoo.calibrate(
@@ -210,7 +210,7 @@ def main() -> None:
     """Measure what is missing, then print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--mechanisms", nargs="+", help="by default all that fit")
-    parser.add_argument("--steps", type=int, default=480)
+    parser.add_argument("--steps", type=int, default=720, help="of calibration; 0: none")
     parser.add_argument("--batch-size", type=int, default=4)
     parser.add_argument("--train", default="attention")
     parser.add_argument("--sentences", type=int, default=3000, help="to train the probe on")
