@@ -215,7 +215,8 @@ def seeded(seed: int | None) -> Iterator[None]:
         yield
         return
     # To seed is to seed every device that is in use.
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    devices = range(torch.cuda.device_count()) if used else ()
     with torch.random.fork_rng(devices=list(devices)):
         torch.manual_seed(seed)
         yield

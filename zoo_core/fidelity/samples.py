@@ -238,7 +238,7 @@ def _tensors(rows: Sequence[Sequence[int]]) -> Sequence[Tensor]:
     That would be a third of the time of tokenising short texts, and it is not spread.
     """
     lengths = [len(row) for row in rows]
-    return torch.tensor(list(chain.from_iterable(rows)), dtype=torch.long).split(lengths)
+    return torch.split(torch.tensor(list(chain.from_iterable(rows)), dtype=torch.long), lengths)
 
 
 def _tokens(value: Mapping[str, Any], longest: int | None) -> dict[str, Tensor]:
