@@ -173,7 +173,7 @@ def examine(name: str, exam: Exam, arguments: argparse.Namespace) -> dict:
 
 HEADINGS = (
     *("mechanism", "cosine", "after", "pairs", "after", "sentiment", "after", "recall@10"),
-    *("after", "CPU minutes"),
+    *("after", "steps", "CPU minutes"),
 )
 
 
@@ -192,7 +192,8 @@ def _cells(line: dict) -> tuple[str, ...]:
     for name, form in shown.items():
         cells.append(format(line["before"][name], form))
         cells.append(format(line["after"][name], form) if "after" in line else "")
-    cells.append(f"{line['cpu_seconds'] / 60:.0f}" if "after" in line else "")
+    healed = "after" in line
+    cells += [str(line["steps"]), f"{line['cpu_seconds'] / 60:.0f}"] if healed else ["", ""]
     return tuple(cells)
 
 
