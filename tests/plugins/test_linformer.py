@@ -240,3 +240,12 @@ class TestSharedByLayers:
         site = replace(SITE, shared={})
         one, two = (build(site, rank=rank, share="layers") for rank in (8, 4))
         assert one.project_keys.shape != two.project_keys.shape
+
+
+def test_frozen_rows_give_the_same_bits() -> None:
+    """Reported of an adapter: loaded for use it differed in the last bits from the trained one."""
+    module = LINFORMER.factory(SITE, LinformerOptions(rank=4))
+    q, k, v = (x.float().transpose(1, 2).contiguous().transpose(1, 2) for x in inputs(5))
+    trained = module(q, k, v, Context())
+    module.requires_grad_(False)
+    assert torch.equal(module(q, k, v, Context()), trained)

@@ -110,8 +110,11 @@ def compress(rows: Tensor, x: Tensor, key_padding: Tensor | None) -> Tensor:
         # Columns go where the tokens are, which moves far less than bringing those to the front.
         order = masks.rank(key_padding).clamp(min=0)
         rows = rows[:, order].transpose(0, 1) * key_padding[:, None]
-    # One product over all heads; hosts keep tokens outermost, so that it copies nothing.
-    combined = rows @ masks.hide(x, key_padding).transpose(1, 2).flatten(2)
+    # One product over all heads; hosts keep tokens outermost, so that it copies nothing. Not by
+    # matmul, which takes another way, with other last bits, where the rows are to be trained.
+    combined = torch.bmm(
+        rows.expand(len(x), -1, -1), masks.hide(x, key_padding).transpose(1, 2).flatten(2)
+    )
     return combined.view(*combined.shape[:2], x.shape[1], x.shape[-1]).transpose(1, 2)
 
 
