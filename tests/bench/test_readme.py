@@ -22,14 +22,14 @@ def test_one_line_for_each_mechanism_and_a_table_for_each_mode(row) -> None:
         "| mechanism | pays from | / sdpa at 512 | / sdpa at 1024 | MB at 1024 (sdpa 1.02) | "
         "/ best peer |\n"
         "| --- | --- | --- | --- | --- | --- |\n"
-        "| `performer` | 724 | 2.00 | 0.50 | 1.02 | 0.40 (performer-pytorch) |\n"
-        "| `linear` | <= 512 | 0.25 | 0.25 | 1.02 | - |\n\n"
+        "| `linear` | <= 512 | 0.25 | 0.25 | 1.02 | - |\n"
+        "| `performer` | 724 | 2.00 | 0.50 | 1.02 | 0.40 (performer-pytorch) |\n\n"
         "backward, batch 1, float32:\n\n"
         "| mechanism | pays from | / sdpa at 512 | / sdpa at 1024 | MB at 1024 (sdpa 1.02) | "
         "/ best peer |\n"
         "| --- | --- | --- | --- | --- | --- |\n"
-        "| `performer` | 724 | 2.00 | 0.50 | 1.02 | 0.40 (performer-pytorch) |\n"
-        "| `linear` | <= 512 | 0.25 | 0.25 | 1.02 | - |"
+        "| `linear` | <= 512 | 0.25 | 0.25 | 1.02 | - |\n"
+        "| `performer` | 724 | 2.00 | 0.50 | 1.02 | 0.40 (performer-pytorch) |"
     )
 
 

@@ -75,7 +75,7 @@ def _layers(rows: Sequence[Row], by_name: dict[str, dict[int, Row]], lengths: Se
             _megabytes(found.get(end)),
             ratio(found),
         ]
-        for name, found in by_name.items()
+        for name, found in sorted(by_name.items())
     ]
     return _table(head, lines)
 
