@@ -29,11 +29,11 @@ def test_why_says_yes(zoo):
 
 
 def test_why_says_from_where_on_it_pays(zoo):
-    run = zoo("why", "bert", "dam", *SMALL)  # quadratic: it cannot
+    run = zoo("why", "bert", "synthesizer", *SMALL)  # quadratic: it cannot
     assert run.code == 0
-    note = "dam does not pay here: it is slower than fused softmax"
-    assert run.out.startswith(f"yes  dam fits bert\nnote  {note}")
-    answer = json.loads(zoo("why", "bert", "dam", *SMALL, "--json").out)
+    note = "synthesizer does not pay here: it is slower than fused softmax"
+    assert run.out.startswith(f"yes  synthesizer fits bert\nnote  {note}")
+    answer = json.loads(zoo("why", "bert", "synthesizer", *SMALL, "--json").out)
     assert (answer["fits"], answer["reasons"]) == (True, [])
     assert "(measured with default options on" in answer["notes"][0]
 
