@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from zoo_core.nn import gpu, kernels
+from zoo_core.nn.parts import cut
 
 #: Tokens that are handled at once: their scores cost more the more they are, their products less.
 CHUNK = 64
@@ -102,8 +103,7 @@ def delta_rule_in_parts(
 def _groups(q: Tensor) -> list[slice]:
     """Heads of q (B, H, L, D) to work on at a time: many to call few products, yet for a cache."""
     batch, heads = q.shape[:2]
-    step = max(1, HEADS // batch)
-    return [slice(start, min(start + step, heads)) for start in range(0, heads, step)]
+    return cut(heads, HEADS // batch)
 
 
 def _spans(start: int, stop: int) -> list[slice]:
@@ -217,6 +217,6 @@ def _write(
     chunks = (x.unbind(1)[::step] for x in (system, k, v))
     for solve, keys, values in zip(*chunks, strict=True):
         states.append(state)
-        written.append(solve @ torch.baddbmm(values, keys, state, alpha=-1))
-        state = torch.baddbmm(state, keys.mT, written[-1])
+        added, state = _step(solve, keys, values, state)
+        written.append(added)
     return torch.stack(written[::step], 1), torch.stack(states[::step], 1)

@@ -40,7 +40,7 @@ def fits_parts(x: Tensor) -> bool:
 
 def samples(x: Tensor) -> list[slice]:
     """Cut the batch of x (B, H, N, D) so that `spans` of few tokens each find enough rows."""
-    return _cut(x.shape[0], _rows() // max(1, x.shape[1] * min(x.shape[2], FEWEST)))
+    return cut(x.shape[0], _rows() // max(1, x.shape[1] * min(x.shape[2], FEWEST)))
 
 
 def spans(length: int, x: Tensor, *, most: int | None = None) -> list[slice]:
@@ -49,7 +49,7 @@ def spans(length: int, x: Tensor, *, most: int | None = None) -> list[slice]:
     Twice what fits a core's own cache is no slower, and threads wait for each other half as often.
     most: tokens in a part instead.
     """
-    return _cut(length, most or max(FEWEST, 2 * _rows() // max(1, x.shape[0] * x.shape[1])))
+    return cut(length, most or max(FEWEST, 2 * _rows() // max(1, x.shape[0] * x.shape[1])))
 
 
 def rows_of_scores(keys: int) -> int:
@@ -69,11 +69,10 @@ def parts(
     if dropout or not streams(x):
         return [(slice(0, heads), slice(0, length))]
     size = max(1, rows // batch // multiple) * multiple
-    some = max(1, rows // (batch * min(size, length)))
     return [
-        (slice(head, min(head + some, heads)), span)
-        for head in range(0, heads, some)
-        for span in _cut(length, size)
+        (some_heads, span)
+        for some_heads in cut(heads, rows // (batch * min(size, length)))
+        for span in cut(length, size)
     ]
 
 
@@ -90,12 +89,12 @@ def attend_in_parts(
 
     The other arguments are those of `parts`; v (B, H, S, E) says of what dtype the results are.
     """
-    cut = parts(q, multiple=multiple, rows=rows, dropout=dropout)
-    if len(cut) == 1:
-        return attend(*cut[0])
+    pieces = parts(q, multiple=multiple, rows=rows, dropout=dropout)
+    if len(pieces) == 1:
+        return attend(*pieces[0])
     # In the layout of hosts, to whom merging the heads then costs nothing.
     out = v.new_empty(len(v), q.shape[-2], v.shape[1], v.shape[-1]).transpose(1, 2)
-    for heads, span in cut:
+    for heads, span in pieces:
         out[:, heads, span] = attend(heads, span)
     return out
 
@@ -104,6 +103,7 @@ def _rows() -> int:
     return ROWS * torch.get_num_threads()
 
 
-def _cut(length: int, size: int) -> list[slice]:
+def cut(length: int, size: int) -> list[slice]:
+    """Cut `length` places into runs of `size`, at least one place each."""
     size = max(1, size)
     return [slice(start, min(start + size, length)) for start in range(0, length, size)]
