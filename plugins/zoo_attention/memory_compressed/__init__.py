@@ -50,8 +50,7 @@ MEMORY_COMPRESSED = Mechanism(
         title="Generating Wikipedia by Summarizing Long Sequences", year=2018, arxiv="1801.10198"
     ),
     # d: the convolutions of k and v, on the scale of a key, 2 d multiplications. 60: 10 passes over
-    # the channels of a token, of q, k, v, their padded copies, sums and the output, each of which
-    # takes as long as 6 keys: 4 bytes against 4 operations, 6 of which are done in a byte's time.
+    # memory (see `Mechanism`), of q, k, v, their padded copies, sums and the output.
     time="n*(n/factor + d + 60)*d",
     memory="n*d",
     supports=Supports(key_padding=True, causal=True, cross=True),

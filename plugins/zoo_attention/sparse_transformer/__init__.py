@@ -52,9 +52,8 @@ SPARSE_TRANSFORMER = Mechanism(
     paper=Paper(
         title="Generating Long Sequences with Sparse Transformers", year=2019, arxiv="1904.10509"
     ),
-    # Keys: three blocks of the root of n tokens, and one key in each block. 96: 16 passes over the
-    # channels of a token, of its query, key, value, output and copies of three blocks of k and v,
-    # each as long as 6 keys: 4 bytes against 4 operations, 6 of which a CPU does in a byte's time.
+    # Keys: three blocks of the root of n tokens, and one key in each block. 96: 16 passes over
+    # memory (see `Mechanism`), of q, k, v, output and copies of three blocks of k and v.
     time="n*(4*n**0.5 + 96)*d",
     memory="n**1.5 + n*d",
     supports=Supports(key_padding=True, causal=True, weights=True),
