@@ -46,9 +46,8 @@ SIMAM = Mechanism(
         year=2021,
         url="https://proceedings.mlr.press/v139/yang21o.html",
     ),
-    # 80: the gate passes 13 times over the numbers of a token, each of which takes as long as 6
-    # keys: 4 bytes against 4 operations, 6 of which are done in a byte's time.
-    time="n*(n + 80)*d",
+    # 168: the 14 operations of the gate read and write 28 times (see `Mechanism`).
+    time="n*(n + 168)*d",
     memory="n*d",
     supports=Supports(key_padding=True, bias=True, linear_in_v=False),
     options=SimamOptions,
