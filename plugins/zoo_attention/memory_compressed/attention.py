@@ -70,17 +70,32 @@ class MemoryCompressedAttention(nn.Module):
 
     def _compress(self, x: Tensor, mix: Tensor | None, prefix: int, count: Tensor) -> Tensor:
         """Keep the first `prefix` of the tokens x (B, H, S, D), and make one of each block."""
-        blocks = self._blocks(x[:, :, prefix:])
-        total = blocks.sum(3, dtype=torch.promote_types(x.dtype, torch.float32))
-        if mix is not None:
-            # No channel beyond the host's head width has a weight: there the mean stays.
-            beyond = x.shape[-1] - mix.shape[-1]
-            weight = F.pad(mix, (0, beyond, 0, beyond)).to(x.dtype)
-            total = total + blocks.flatten(3) @ weight.flatten(1, 2)
-        first = torch.arange(blocks.shape[2], device=x.device) * self.factor + prefix
+        total = self._sums(x[:, :, prefix:], mix)
+        first = torch.arange(total.shape[2], device=x.device) * self.factor + prefix
         members = (count[:, None] - first).clamp(min=1, max=self.factor)
         means = (total / members[:, None, :, None]).to(x.dtype)
         return torch.cat([x[:, :, :prefix], means], 2) if prefix else means
+
+    def _sums(self, x: Tensor, mix: Tensor | None) -> Tensor:
+        """Sums of (I + W_t) x over the blocks of x (B, H, S, D): (B, H, C, D), in at least fp32."""
+        whole = x.shape[2] - x.shape[2] % self.factor
+        sums = self._sum(x[:, :, :whole].unflatten(2, (-1, self.factor)), mix)
+        if whole == x.shape[2]:
+            return sums
+        # The last tokens by themselves: to pad all of x would copy it.
+        return torch.cat([sums, self._sum(self._blocks(x[:, :, whole:]), mix)], 2)
+
+    def _sum(self, blocks: Tensor, mix: Tensor | None) -> Tensor:
+        """As `_sums`, of whole blocks (B, H, C, factor, D)."""
+        wide = torch.promote_types(blocks.dtype, torch.float32)
+        if mix is None:
+            return blocks.sum(3, dtype=wide)
+        # No channel beyond the host's head width has a weight: there the mean stays.
+        width, beyond = blocks.shape[-1], blocks.shape[-1] - mix.shape[-1]
+        weight = F.pad(mix, (0, beyond, 0, beyond)).to(wide)
+        weight = weight + torch.eye(width, dtype=wide, device=mix.device)
+        with torch.autocast(blocks.device.type, enabled=False):  # I + W needs all its digits
+            return blocks.to(wide).flatten(3) @ weight.flatten(1, 2)
 
     def _blocks(self, x: Tensor) -> Tensor:
         """Cut x (B, H, S, D) into blocks (B, H, C, factor, D), the last filled up with zeros."""

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from zoo_core import Context, Site
 from zoo_core.nn import masks, softmax
+from zoo_core.nn.parts import ROWS, cut, streams
 
 if TYPE_CHECKING:
     from zoo_attention.simam import SimamOptions
@@ -46,22 +47,44 @@ class SimamAttention(nn.Module):
         if self.strength == 0:
             return out
         gated = gated_tokens(ctx, out)
-        x = out.to(torch.promote_types(out.dtype, torch.float32)).masked_fill(~gated, 0)
-        count = gated.sum(-2, keepdim=True)
-        mean = x.sum(-2, keepdim=True) / count.clamp(min=1)
-        squares = (x - mean).square().masked_fill(~gated, 0)
-        variance = squares.sum(-2, keepdim=True) / (count - 1).clamp(min=1)
+        if not streams(out):
+            return self._gate(out, gated).to(v.dtype)
+        # Some heads at a time, which stay in the cache, into the kernel's own buffer.
+        for heads in cut(out.shape[1], ROWS // (out.shape[0] * out.shape[2])):
+            out[:, heads] = self._gate(out[:, heads], gated)
+        return out
+
+    def _gate(self, out: Tensor, gated: Tensor | None) -> Tensor:
+        """Gate the given tokens (B or 1, 1, N, 1) of out (B, H, N, E), in at least fp32."""
+        x = out.to(torch.promote_types(out.dtype, torch.float32))
+        count = x.shape[-2] if gated is None else gated.sum(-2, keepdim=True).clamp(min=1)
+        mean = _keep(x, gated).sum(-2, keepdim=True) / count
+        squares = _keep(x - mean, gated).square()
+        others = max(count - 1, 1) if gated is None else (count - 1).clamp(min=1)
+        variance = squares.sum(-2, keepdim=True) / others
         share = inverse_energy(squares, variance, self.regularisation).sigmoid()
-        return torch.where(gated, x * (1 + self.strength * (share - 1)), out).to(v.dtype)
+        if self.strength != 1:
+            share = 1 + self.strength * (share - 1)
+        return x * share if gated is None else torch.where(gated, x * share, x)
 
 
-def gated_tokens(ctx: Context, x: Tensor) -> Tensor:
-    """Which of the tokens of x (B, H, N, E) are real and outside the prefix, (B or 1, 1, N, 1)."""
-    if ctx.key_padding is None:
+def gated_tokens(ctx: Context, x: Tensor) -> Tensor | None:
+    """Which of the tokens of x (B, H, N, E) are real and outside the prefix, (B or 1, 1, N, 1).
+
+    None = all.
+    """
+    if ctx.key_padding is not None:
+        gated = ctx.key_padding & (masks.rank(ctx.key_padding) >= ctx.prefix)
+    elif ctx.prefix:
         gated = (torch.arange(x.shape[-2], device=x.device) >= ctx.prefix)[None]
     else:
-        gated = ctx.key_padding & (masks.rank(ctx.key_padding) >= ctx.prefix)
+        return None
     return gated[:, None, :, None]
+
+
+def _keep(x: Tensor, gated: Tensor | None) -> Tensor:
+    """Zero what has no gate."""
+    return x if gated is None else x.masked_fill(~gated, 0)
 
 
 def inverse_energy(squares: Tensor, variance: Tensor, regularisation: float) -> Tensor:
