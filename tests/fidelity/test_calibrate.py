@@ -9,16 +9,18 @@ import re
 import shutil
 import time
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import fidelity_lab as lab
 import peft
 import pytest
 import torch
+from killing import Change, killed_at
 
 import zoo_core as zoo
 from zoo_core.errors import CheckpointError, OptionError, PatchError
-from zoo_core.fidelity import twins
+from zoo_core.fidelity import resuming, twins
 from zoo_core.fidelity.layers import layer_errors
 from zoo_core.fidelity.observing import observe
 from zoo_core.fidelity.reports import Report
@@ -29,6 +31,12 @@ from zoo_core.fidelity.watching import describe
 QUICK: dict[str, Any] = {"steps": 10, "evaluate_every": 5, "batch_size": 4, "progress": False}
 IMPORTED = ["fidelity_lab", "zoo_core.builder", "zoo_core.fidelity.calibration"]
 IMPORTED += ["transformers.models.bert.modeling_bert", "zoo_attention.linformer.attention"]
+SAVING = [
+    Change(resuming, "save_file", written=lambda tensors, path: path),
+    Change(Path, "write_text", written=lambda path, text, encoding: path),
+    Change(os, "replace"),
+    Change(os, "unlink"),
+]
 RATES = {"learning_rate": 5e-3, "host_learning_rate": 5e-4, "layer_share": 0.7}
 
 
@@ -160,6 +168,17 @@ class TestHealing:
             calibrate(model, train="mechanism")
 
 
+def test_weights_that_training_made_worse_are_put_back() -> None:
+    model = lab.bert("local", options={"window": 16})
+    before = lab.state(model)
+    report = calibrate(model, host_learning_rate=0.3, steps=6)
+    assert report.steps == 6
+    assert report.after == report.before
+    assert "made it worse (cosine of embeddings 0." in report.notes[-1]
+    assert "lower learning_rate" in report.notes[-1]
+    assert not lab.changed(model, before)
+
+
 def test_progress_tells_loss_retention_and_time_left() -> None:
     told = []
     calibrate(lab.bert(), on_step=lambda now: told.append(describe(now, "cosine")))
@@ -212,7 +231,7 @@ class TestReproducible:
             while True:
                 place = shutil.copytree(self.directory, tmp_path / f"killed {len(left)}")
                 copy = Saves(place, self.key)
-                if not lab.killed_in_write(len(left) + 1, partial(save, copy, state)):
+                if not killed_at(len(left) + 1, partial(save, copy, state), SAVING):
                     raise Killed
                 left.append(place)
 

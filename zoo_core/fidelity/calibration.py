@@ -69,7 +69,8 @@ def calibrate(
     `--use_fsdp --fsdp_version 2` what is trained, its gradients and the optimiser's moments are
     split over the processes too; in the end each of them has the whole model.
     Modes, requires_grad flags and gradients are left as they were. On any error the weights are
-    too, and ZooError says what to do.
+    too, and ZooError says what to do; also where training made embeddings (and logits, if there
+    are) worse, which the report's notes then say.
     """
     chosen = Settings.of(
         {"batch_size": batch_size, "steps": steps, "train": train, **settings}, owner="calibrate"

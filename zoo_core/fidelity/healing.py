@@ -18,7 +18,7 @@ from zoo_core.fidelity.layers import layer_errors
 from zoo_core.fidelity.masking import Masking
 from zoo_core.fidelity.observing import Observed, mask_for, observe
 from zoo_core.fidelity.processes import Processes
-from zoo_core.fidelity.reports import Report, Retention
+from zoo_core.fidelity.reports import SCORES, Report, Retention
 from zoo_core.fidelity.resuming import Saves
 from zoo_core.fidelity.retaining import Scale, evaluating
 from zoo_core.fidelity.samples import Samples
@@ -87,14 +87,16 @@ class Healing:
         checkpoint: str | Path | None,
         watchers: Sequence[Callable[[Progress], None]],
     ) -> Report:
-        """Measure, train, measure."""
+        """Measure, train, measure; weights that became worse are put back."""
         self.host.eval()
         before = self.scale.measure()
         self._check(before)
+        tensors = {**self.selection.everything, **mechanism_buffers(self.host)}
+        weights = [tensor.detach().clone() for tensor in tensors.values()]
         saves = None if checkpoint is None else Saves(checkpoint, self._key())
         run = Run(
             stages=self._stages(),
-            tensors={**self.selection.everything, **mechanism_buffers(self.host)},
+            tensors=tensors,
             samples=self.training,
             score=self._score,
             schedule=self.settings,
@@ -106,9 +108,17 @@ class Healing:
         self._set_noise()
         run.train()
         self.host.eval()
+        after, notes = self.scale.measure(), self._notes(run)
+        worse = torch.tensor(float(_is_worse(after, before)), device=self.scale.device)
+        if processes.sum(worse).item():  # the same answer in all of them
+            notes = (*notes, _no_gain(before, after))
+            with torch.no_grad():
+                for tensor, value in zip(tensors.values(), weights, strict=True):
+                    tensor.copy_(value)
+            after = before
         return Report(
             before=before,
-            after=self.scale.measure(),
+            after=after,
             steps=run.done - run.memory.skipped,
             steps_planned=run.steps,
             seconds=run.memory.seconds,
@@ -116,7 +126,7 @@ class Healing:
             data=f"{len(self.training)} samples of {self.training.description}",
             settings=self.settings.as_dict(),
             history=tuple(run.memory.history),
-            notes=self._notes(run),
+            notes=notes,
         )
 
     def _set_noise(self) -> None:
@@ -226,6 +236,26 @@ class Healing:
             hint = "; noise=True runs mechanisms in training mode, which some need" if own else ""
             notes.append(f"no gradient reached {tensors}, such as {idle[0]}{hint}")
         return tuple(notes)
+
+
+def _is_worse(after: Retention, before: Retention) -> bool:
+    """Whether both of what a user takes from a model, embeddings and logits, are further off."""
+    cosine, divergence = "embedding_cosine", "logits_divergence"
+    falls = cosine not in after.scores or after.scores[cosine].value < before.scores[cosine].value
+    if divergence in after.scores:
+        return falls and after.scores[divergence].value > before.scores[divergence].value
+    return falls and cosine in after.scores
+
+
+def _no_gain(before: Retention, after: Retention) -> str:
+    changes = "; ".join(
+        f"{SCORES[name][0]} {before.scores[name].value:.4f} to {score.value:.4f}"
+        for name, score in after.scores.items()
+    )
+    return (
+        f"training made it worse ({changes}), so that the weights are as they were before: lower "
+        "learning_rate and host_learning_rate"
+    )
 
 
 def _filled(
