@@ -96,6 +96,17 @@ def test_derivatives(batch: int, layout: dict[str, int]) -> None:
     assert torch.autograd.gradgradcheck(blocks.windows, x)
 
 
+def test_windows_compile_at_any_length() -> None:
+    def windows(x: Tensor) -> Tensor:
+        return cut(*x.shape[::2], prefix=1, before=1, after=2).windows(x)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(windows, fullgraph=True, dynamic=True, backend="aot_eager")
+    for batch, length in [(1, 13), (1, 16), (3, 22)]:
+        x = tokens(batch, length)
+        assert torch.equal(compiled(x), windows(x))
+
+
 def test_surroundings_are_the_blocks_around_each_block() -> None:
     x = torch.arange(1.0, 7).view(1, 1, 6, 1)
     seen = surroundings(x, 2, before=1, after=2)[0, 0, ..., 0]
@@ -109,9 +120,11 @@ def test_surroundings_are_the_blocks_around_each_block() -> None:
 class TestCopies:
     """Copies cost more time than the products of a window: none where it can be helped."""
 
-    def test_windows_share_memory_with_their_neighbours(self) -> None:
+    @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+    def test_windows_share_memory_with_their_neighbours(self, compiled: bool) -> None:
         x, blocks = tokens(1, 400), Blocks(1, 400, size=4, before=2, after=2)
-        windows = blocks.windows(x)
+        form = torch.compile(blocks.windows, backend="aot_eager") if compiled else blocks.windows
+        windows = form(x)
         assert windows.numel() == 5 * x.numel()
         assert windows.untyped_storage().nbytes() < 1.1 * x.untyped_storage().nbytes()
 

@@ -74,6 +74,20 @@ def test_attend_equals_the_estimate_pair_by_pair(
     assert_close(dense @ v, got, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("ctx", [Context(), Context(key_padding=PADDING)], ids=["full", "padded"])
+def test_compiled_without_gradients_it_gives_the_same_at_any_length(directions, ctx) -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        random_features.attend, fullgraph=True, dynamic=True, backend="aot_eager"
+    )
+    k, v = normal(3, 2, 13, 4, seed=1), normal(3, 2, 13, 4, seed=2)
+    with torch.no_grad():
+        for queries in (13, 6):
+            inputs = directions, normal(3, 2, queries, 4), k, v, ctx
+            wanted = random_features.attend(*inputs, scale=SCALE)
+            assert_close(compiled(*inputs, scale=SCALE), wanted, rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 def test_gradients_are_those_of_the_dense_map(monkeypatch, directions, causal) -> None:
     monkeypatch.setattr(kernels, "CHUNK", 4)

@@ -72,6 +72,24 @@ def test_both_ways_give_the_same_output_and_gradients(
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-11)
 
 
+@pytest.mark.parametrize("padding", [False, True], ids=["full", "padded"])
+def test_compiled_without_gradients_it_gives_the_same_at_any_length(padding: bool) -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(rounds.attend, fullgraph=True, dynamic=True, backend="aot_eager")
+    with torch.no_grad():
+        for length in (13, 30):
+            real = padded(length) if padding else None
+            (q, k, v), seen = inputs(length, batch=2), windows(length, real, batch=2)
+            wanted = rounds.attend(q, k, v, seen, scale=0.7)
+            assert torch.equal(compiled(q, k, v, seen, scale=0.7), wanted)
+
+
+def test_what_the_compiler_is_told_of_the_operation_is_true() -> None:
+    tensors, seen = [x.detach() for x in inputs(13, 2)], windows(13, padded(13), 2)
+    tensors = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in tensors]  # as hosts do
+    torch.library.opcheck(rounds._compiled, (*tensors, *vars(seen).values(), 0.7, False))
+
+
 def test_tokens_that_fill_up_the_last_chunk_add_nothing_to_gradients() -> None:
     (q, k, v), seen = inputs(5), windows(5)
     out = rounds.attend(q, k, v, seen, scale=1.0)

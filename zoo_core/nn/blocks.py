@@ -122,15 +122,18 @@ class _Windows(torch.autograd.Function):
         samples = row[gap:].view(blocks.batch, -1, *row.shape[1:])
         samples[:, blocks.count :].zero_()
         samples[:, : blocks.count, :prefix] = tokens[:, None, :prefix]
-        own, (whole, rest) = samples[:, :, prefix:], divmod(blocks.length, blocks.size)
+        own, whole = samples[:, :, prefix:], blocks.length // blocks.size
         end = whole * blocks.size
         own[:, :whole] = torch.unflatten(tokens[:, :end], 1, (whole, blocks.size))
-        if rest:
+        if rest := blocks.length - end:
             own[:, whole, :rest] = tokens[:, end:]
             own[:, whole, rest:].zero_()
-        seen = row[gap - blocks.before : len(row) - gap + blocks.after]
-        view = seen.unfold(0, blocks.before + 1 + blocks.after, 1).movedim(-1, 1)
-        return view.flatten(1, 2).transpose(1, 2)
+        # Not unfolded: a compiler would copy each block once per neighbour.
+        step, *strides = row.stride()
+        width = (blocks.before + 1 + blocks.after) * row.shape[1]
+        start = (gap - blocks.before) * step
+        view = row.as_strided((blocks.total, width, *row.shape[2:]), (step, *strides), start)
+        return view.transpose(1, 2)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Blocks], output: Tensor) -> None:

@@ -101,7 +101,7 @@ def _gather(w: Tensor, k: Tensor, bias: Tensor, v: Tensor) -> tuple[Tensor, Tens
     w (M, D) or (B, H, M, D), k (B, H, S, D), bias (B, H, S), v (B, H, S, E) -> (B, H, M, E) and
     (B, H, M).
     """
-    if streams(k) and fused.has(k, v):
+    if not torch.is_grad_enabled() and fused.has(k, v):
         return fused.attend(w.expand(*k.shape[:2], -1, -1), k, v, bias[:, :, None], scale=1.0)
     D, E = k.shape[-1], v.shape[-1]
     width = softmax.fused_width(max(D + 1, E + 2))
@@ -127,7 +127,7 @@ def _read(w: Tensor, q: Tensor, means: Tensor, masses: Tensor) -> Tensor:
     """
     bias = masses - masses.detach().amax(-1, keepdim=True)
     keys = w.expand(*masses.shape, -1)
-    if streams(q) and fused.has(q, means):
+    if not torch.is_grad_enabled() and fused.has(q, means):
         # As a mask, which needs no wider rows, but may have no gradient. The kernel would make a
         # row of it for every query if its numbers were not side by side.
         bias = bias.contiguous()[:, :, None]

@@ -22,6 +22,7 @@ from torch.autograd.function import once_differentiable
 
 from zoo_core.nn import fused
 from zoo_core.nn.hashing import LAST_RESORT, Windows
+from zoo_core.nn.parts import fits_parts
 
 #: Added to a score, it hides the key: far below any score, and finite, so that a row without any
 #: key stays finite too.
@@ -50,8 +51,13 @@ def attend(
     wide = torch.promote_types(q.dtype, torch.float32)
     q, k, v = q.to(wide), k.to(wide), v.to(wide)
     if fused.has(q, v) and not dropout:
-        out: Tensor = _Fused.apply(q, k, v, seen, scale, spare_self)[0]
-        return out
+        out: Tensor
+        if fits_parts(q):
+            out = _Fused.apply(q, k, v, seen, scale, spare_self)[0]
+            return out
+        if not torch.is_grad_enabled():
+            out = _compiled(q, k, v, *vars(seen).values(), scale, spare_self)
+            return out
     return plain(q, k, v, seen, scale=scale, spare_self=spare_self, dropout=dropout)
 
 
@@ -210,6 +216,33 @@ class _Fused(torch.autograd.Function):
             for some in _groups(grad, seen)
         ]
         return *_joined(found), None, None, None
+
+
+@torch.library.custom_op("zoo_core::rounds", mutates_args=())
+def _compiled(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    query: Tensor,
+    key: Tensor,
+    real: Tensor | None,
+    row: Tensor,
+    place: Tensor,
+    first: Tensor,
+    scale: float,
+    spare_self: bool,
+) -> Tensor:
+    """`_Fused`'s output, as one operation to a compiler: it would unroll all the parts.
+
+    q, k and v in one dtype; the others are a `Windows` in the order of its fields.
+    """
+    seen = Windows(query, key, real, row, place, first)
+    return _Fused.forward(q, k, v, seen, scale, spare_self)[0]
+
+
+@_compiled.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Tensor:
+    return v.new_empty(v.shape)
 
 
 def _forward(
