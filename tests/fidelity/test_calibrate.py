@@ -168,6 +168,18 @@ class TestHealing:
             calibrate(model, train="mechanism")
 
 
+def test_rates_left_open_follow_the_error_of_layers() -> None:
+    far, near = (calibrate(lab.bert(options={"rank": rank}), steps=2) for rank in (2, 12))
+    for report in (far, near):
+        mean = sum(layer.error.value for layer in report.before.layers) / len(report.before.layers)
+        rate = report.settings["learning_rate"]
+        assert rate == pytest.approx(1e-3 * min(mean, 1), rel=0.05)
+        assert rate == report.settings["host_learning_rate"]
+    assert near.settings["learning_rate"] < far.settings["learning_rate"]
+    given = calibrate(lab.bert(), steps=2, learning_rate=0.5).settings
+    assert given["learning_rate"] == 0.5 != given["host_learning_rate"]
+
+
 def test_weights_that_training_made_worse_are_put_back() -> None:
     model = lab.bert("local", options={"window": 16})
     before = lab.state(model)

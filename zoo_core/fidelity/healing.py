@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,9 @@ from zoo_core.fidelity.training import Progress, Run, Stage
 from zoo_core.patching import attention_block, auxiliary_loss
 
 _RESAMPLES = 1000
+
+#: The learning rate where layers' outputs are as far off as they are large.
+_RATE = 1e-3
 
 
 @dataclass(eq=False)
@@ -94,6 +98,7 @@ class Healing:
         tensors = {**self.selection.everything, **mechanism_buffers(self.host)}
         weights = [tensor.detach().clone() for tensor in tensors.values()]
         saves = None if checkpoint is None else Saves(checkpoint, self._key())
+        self._choose_rates(before, processes)
         run = Run(
             stages=self._stages(),
             tensors=tensors,
@@ -127,6 +132,20 @@ class Healing:
             settings=self.settings.as_dict(),
             history=tuple(run.memory.history),
             notes=notes,
+        )
+
+    def _choose_rates(self, before: Retention, processes: Processes) -> None:
+        """Settle learning rates that were left open: the less layers are off, the lower."""
+        errors = [layer.error.value for layer in before.layers] or [1.0]
+        total = torch.tensor(sum(errors) / len(errors), device=self.scale.device)
+        mean = float(processes.sum(total)) / processes.count  # the same in all of them
+        # Rounded, so that a run that is continued elsewhere goes on alike.
+        rate = float(f"{_RATE * min(mean, 1.0):.2g}") if math.isfinite(mean) else _RATE
+        own, host = self.settings.learning_rate, self.settings.host_learning_rate
+        self.settings = replace(
+            self.settings,
+            learning_rate=rate if own is None else own,
+            host_learning_rate=rate if host is None else host,
         )
 
     def _set_noise(self) -> None:
@@ -165,7 +184,8 @@ class Healing:
         return self.settings.steps - self._layer_steps
 
     def _stages(self) -> list[Stage]:
-        rate, host_rate = self.settings.learning_rate, self.settings.host_learning_rate
+        rate = self.settings.learning_rate or 0.0
+        host_rate = self.settings.host_learning_rate or 0.0
         end, chosen = self.settings.end_rate, self.selection
         by_layer = [(chosen.mechanism, rate), (chosen.layer, host_rate)]
         whole = [(chosen.mechanism, end * rate), (chosen.host, end * host_rate)]
