@@ -64,7 +64,9 @@ def child(work: Callable[[], object]) -> int:
 def every_kill(new: Path, before: Path | None, scratch: Path) -> list[Path]:
     """The directories that a kill at each step of putting `new` over `before` leaves."""
     program = Path(__file__).parent / "kill_every_step.py"
-    subprocess.run([sys.executable, program, new, before or "", scratch], check=True)
+    importable = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    arguments = [sys.executable, program, new, before or "", scratch]
+    subprocess.run(arguments, env=importable, check=True)
     directories = [path / "new" / "place" for path in sorted(scratch.iterdir())]
     assert len(directories) > 10
     return directories

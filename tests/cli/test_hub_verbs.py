@@ -3,39 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from huggingface_hub import close_session, constants
 
 import zoo_core
 from zoo_core import registry
 from zoo_core.checkpoint import read_manifest
 from zoo_core.testing.hub import Hub
-
-
-@pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    with Hub() as running:
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-        monkeypatch.setattr(constants, "HF_HUB_DISABLE_PROGRESS_BARS", True)
-        monkeypatch.setattr(constants, "HF_HOME", str(tmp_path))
-        monkeypatch.setattr(constants, "AGENT_HARNESSES_PATH", str(tmp_path / "harnesses"))
-        monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost")
-        monkeypatch.setenv("ZOO_HUB_TOKEN", running.tokens.write)
-        close_session()
-        yield running
-    close_session()
-
-
-def use_as_default(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What HF_ENDPOINT and HF_TOKEN do for a process of its own."""
-    template = hub.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
-    monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-    monkeypatch.setenv("HF_TOKEN", hub.tokens.read)
 
 
 @pytest.fixture
@@ -74,15 +49,14 @@ def test_from_a_directory_to_the_hub_and_into_a_catalogue(
 
 
 def test_a_checkpoint_on_the_hub_will_do_where_one_is_asked_for(
-    zoo, hub: Hub, saved: str, tmp_path: Path, monkeypatch
+    zoo, default_hub: Hub, saved: str, tmp_path: Path
 ) -> None:
-    zoo("push", saved, "zoo/tiny", "--endpoint", hub.endpoint)
-    fetched = len(list(hub.log))
-    run = zoo("inspect", "zoo/tiny", "--endpoint", hub.endpoint, "--json")
+    zoo("push", saved, "zoo/tiny")
+    fetched = len(list(default_hub.log))
+    run = zoo("inspect", "zoo/tiny", "--json")
     assert json.loads(run.out) == read_manifest(saved).as_dict()
-    assert not any(".safetensors" in str(entry) for entry in list(hub.log)[fetched:])
+    assert not any(".safetensors" in str(entry) for entry in list(default_hub.log)[fetched:])
 
-    use_as_default(hub, monkeypatch)
     tokens = [{"input_ids": [2, 3 + n, 5, 4 + n]} for n in range(20)]
     data = tmp_path / "tokens.jsonl"
     data.write_text("\n".join(map(json.dumps, tokens)))
@@ -98,12 +72,11 @@ def test_a_checkpoint_on_the_hub_will_do_where_one_is_asked_for(
     "verb",
     ["inspect", "verify", "evaluate {} x", "calibrate {} x -o y", "diagnose --data x", "report"],
 )
-def test_what_is_no_checkpoint_is_told_alike(zoo, hub: Hub, verb: str, tmp_path, monkeypatch):
-    use_as_default(hub, monkeypatch)
+def test_what_is_no_checkpoint_is_told_alike(zoo, default_hub: Hub, verb: str, tmp_path):
     (tmp_path / "file").touch()
     for reference, code, message in (
         ("no/such/place", 2, "there is no directory 'no/such/place'; one on the Hub is written"),
-        (str(tmp_path / "file"), 2, "is a file, and a checkpoint a directory"),
+        (str(tmp_path / "file"), 2, "is a file, not a directory"),
         ("nothing", 2, "there is no directory 'nothing'; "),
         ("no/thing", 1, "zoo: no/thing@main could not be looked up"),
     ):

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,7 +9,6 @@ from torch import Tensor, nn
 
 import zoo_core as zoo
 from zoo_core import registry
-from zoo_core.fidelity import resuming
 
 
 def tiny(family: str) -> dict[str, Any]:
@@ -75,50 +70,6 @@ def state(model: nn.Module) -> dict[str, Tensor]:
 
 def changed(model: nn.Module, before: dict[str, Tensor]) -> set[str]:
     return {name for name, t in model.state_dict().items() if not torch.equal(t, before[name])}
-
-
-def killed_in_write(number: int, work: Callable[[], object]) -> bool:
-    """Run `work` in a fork that SIGKILL ends in its `number`-th change of the disk, if it has one.
-
-    A rename and a removal are not done then, a file is written by half. False if `work` was done.
-    """
-    process = os.fork()
-    if process == 0:
-        try:
-            _count_to(number)
-            work()
-            os._exit(0)
-        finally:
-            os._exit(1)
-    _, status = os.waitpid(process, 0)
-    if status not in (0, signal.SIGKILL):
-        raise RuntimeError(f"change {number} ended with status {status}")
-    return status == signal.SIGKILL
-
-
-def _count_to(number: int) -> None:
-    count = 0
-
-    def counted(owner: Any, name: str, written: Callable[..., Any] | None = None) -> None:
-        call = getattr(owner, name)
-
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            nonlocal count
-            count += 1
-            if count == number and written is None:
-                os.kill(os.getpid(), signal.SIGKILL)
-            result = call(*args, **kwargs)
-            if count == number:
-                os.truncate(written(*args), os.path.getsize(written(*args)) // 2)
-                os.kill(os.getpid(), signal.SIGKILL)
-            return result
-
-        setattr(owner, name, wrapper)
-
-    counted(resuming, "save_file", written=lambda tensors, path: path)
-    counted(Path, "write_text", written=lambda path, text: path)
-    counted(os, "replace")
-    counted(os, "unlink")
 
 
 def calibrate_in_sight(directory: str, told: Any, settings: dict[str, Any]) -> None:

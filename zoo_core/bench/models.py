@@ -69,7 +69,7 @@ def measure_models(
 ) -> Iterator[Row]:
     """Rows of every case: "stock", "floor", each mechanism patched in, and peers.
 
-    architecture, task, model_kwargs: as in `zoo.build`; weights are random.
+    architecture, task, model_kwargs: as in `zoo.build`; weights are random without `pretrained`.
     cases: lengths and batches are of the model's input; heads and width are the model's own. An
         image model has one length, that of its images; leave the others out.
     Otherwise as `zoo_core.bench.measure`.
@@ -115,9 +115,9 @@ class Host:
             reasons = "; ".join(obstacles(FLOOR, sites[0]))
             raise BenchError(f"{architecture}: no layer's attention can be replaced: {reasons}")
         layers = tuple(sorted({site.layer for site in free}))
-        site = free[0]
+        site, weights = free[0], order.how.get("pretrained")
         return cls(
-            name=architecture,
+            name=weights if isinstance(weights, str) else architecture,
             model=model,
             heads=site.heads,
             width=site.head_dim,

@@ -15,6 +15,7 @@ import click
 from zoo_core.bench.cases import DTYPES, LENGTHS, MODES, sweep
 from zoo_core.cli import bench_task, output
 from zoo_core.cli.model_options import assignments, settings
+from zoo_core.cli.references import host
 from zoo_core.errors import BenchError
 
 if TYPE_CHECKING:
@@ -49,7 +50,9 @@ _counts = _several(click.IntRange(min=1))
 
 @click.command("bench")
 @click.argument("names", nargs=-1, metavar="[MECHANISM]...")
-@click.option("--model", metavar="NAME", help="Measure this architecture as a whole.")
+@click.option(
+    "--model", metavar="NAME", help="Measure this architecture as a whole, as zoo build takes it."
+)
 @click.option("--attention", metavar="NAMES", help="The mechanisms, divided by commas.")
 @click.option(
     "--length", metavar="N,...", callback=_counts, help="Tokens. Default: 512,1024,2048,4096,8192."
@@ -218,8 +221,9 @@ def command(
         if model is None:
             report.take(layers.measure(chosen, cases, **how))
         else:
-            how |= {"task": task, **model_kwargs}
-            report.take(models.measure_models(model, chosen, cases, **how))
+            family, weights = host(model)
+            how |= {"pretrained": weights or False, "task": task, **model_kwargs}
+            report.take(models.measure_models(family, chosen, cases, **how))
     report.show(summary=markdown)
     if save:
         baseline.save(save, report.rows, machine, command=f"zoo {shlex.join(sys.argv[1:])}")

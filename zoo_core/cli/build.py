@@ -9,6 +9,7 @@ import click
 
 from zoo_core.cli import output
 from zoo_core.cli.model_options import model_options
+from zoo_core.cli.references import host
 
 
 @click.command("build")
@@ -53,18 +54,22 @@ def command(
 ) -> None:
     """Build ARCHITECTURE with another attention and write it to a directory.
 
-    ARCHITECTURE is a family (bert), family:variant (vit:vit_tiny_patch16_224) or a preset.
+    ARCHITECTURE is a family (bert), family:variant (vit:vit_tiny_patch16_224) or a preset; or stock
+    weights, of which config.json tells the family: a directory, or owner/name@revision on the Hub.
     """
     with output.working(f"building {architecture}"):
         from zoo_core.builder import build
         from zoo_core.checkpoint import save
 
+        family, weights = host(architecture)
+        if weights and pretrained is not None:
+            raise click.UsageError(f"{architecture} has weights of its own; leave --pretrained out")
         model = build(
-            architecture,
+            family,
             attention,
             options=options or None,
             layers=layers,
-            pretrained=pretrained if pretrained else pretrained is not None,
+            pretrained=weights or pretrained or pretrained is not None,
             task=task,
             max_length=max_length,
             seed=seed,

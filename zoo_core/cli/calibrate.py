@@ -44,8 +44,8 @@ from zoo_core.fidelity.settings import Settings
 def command(
     model: str,
     data: str,
-    teacher: Path | None,
-    tokenizer: Path | None,
+    teacher: str | None,
+    tokenizer: str | None,
     max_length: int | None,
     column: str | None,
     packed: bool,

@@ -8,6 +8,7 @@ from typing import Any, get_args
 import click
 
 from zoo_core.cli import output
+from zoo_core.cli.data_options import tokenizer_option
 from zoo_core.cli.references import checkpoint, opened
 from zoo_core.diagnose.reports import Part
 from zoo_core.errors import ZooError
@@ -26,11 +27,7 @@ _PARTS = get_args(Part)
     help="What to measure; may be repeated. Default: everything.",
 )
 @click.option("--layers", help="Layers whose heads are looked at: 3, 0-3, 4-, self. Default: all.")
-@click.option(
-    "--tokenizer",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Directory of a tokenizer or image processor. Default: the checkpoint's own.",
-)
+@tokenizer_option
 @click.option("--max-length", type=click.IntRange(min=1), help="Longest text, in tokens.")
 @click.option("--column", help="Which column of a dataset holds the inputs.")
 @click.option("--limit", type=click.IntRange(min=1), default=16, show_default=True, help="Samples.")
@@ -46,7 +43,7 @@ def command(
     model: str,
     data: str,
     parts: tuple[Part, ...],
-    tokenizer: Path | None,
+    tokenizer: str | None,
     limit: int,
     batch_size: int,
     picture: Path | None,

@@ -34,8 +34,8 @@ from zoo_core.errors import ZooError
 def command(
     model: str,
     data: str,
-    teacher: Path | None,
-    tokenizer: Path | None,
+    teacher: str | None,
+    tokenizer: str | None,
     max_length: int | None,
     column: str | None,
     labels: Path | None,

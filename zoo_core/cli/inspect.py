@@ -11,7 +11,8 @@ import click
 from zoo_core.cli import output
 from zoo_core.cli.hub_options import cache_options, token
 from zoo_core.cli.output import Cell
-from zoo_core.cli.references import asking_the_hub, checkpoint, is_here
+from zoo_core.cli.references import checkpoint, is_here
+from zoo_core.hub.places import asking_the_hub
 
 if TYPE_CHECKING:
     from zoo_core.checkpoint import Manifest

@@ -8,9 +8,9 @@ from typing import Any
 import click
 
 from zoo_core.cli import output
-from zoo_core.cli.data_options import data_options, tokenizer_of
+from zoo_core.cli.data_options import data_options
 from zoo_core.cli.output import Cell
-from zoo_core.cli.references import checkpoints
+from zoo_core.cli.references import checkpoints, tokenizer_of
 from zoo_core.errors import ZooError
 from zoo_core.report.records import PARTS, Part
 from zoo_core.telling import told
@@ -50,8 +50,8 @@ def command(
     models: tuple[str, ...],
     data: str,
     target: Path | None,
-    teacher: Path | None,
-    tokenizer: Path | None,
+    teacher: str | None,
+    tokenizer: str | None,
     parts: tuple[Part, ...],
     json: bool,
     markdown: bool,

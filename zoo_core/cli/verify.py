@@ -7,7 +7,8 @@ import click
 from zoo_core.cli import output
 from zoo_core.cli.hub_options import cache_options, token
 from zoo_core.cli.output import Cell
-from zoo_core.cli.references import asking_the_hub, checkpoint, is_here
+from zoo_core.cli.references import checkpoint, is_here
+from zoo_core.hub.places import asking_the_hub
 
 
 @click.command("verify")

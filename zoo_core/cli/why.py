@@ -10,6 +10,7 @@ import click
 from zoo_core.cli import output
 from zoo_core.cli.model_options import model_options
 from zoo_core.cli.output import Cell
+from zoo_core.cli.references import host
 
 
 @click.command("why")
@@ -29,16 +30,19 @@ def command(
 ) -> None:
     """Say why ATTENTION cannot be patched into ARCHITECTURE, or from how many tokens on it pays.
 
-    Nothing is built and no weights are fetched. Exits with 1 where it does not fit.
+    ARCHITECTURE is what zoo build takes. Nothing is built and no weights are fetched. Exits with 1
+    where it does not fit.
     """
     with output.working(f"planning {architecture} with {attention}"):
         from zoo_core.plan import answer
 
+        family, weights = host(architecture)
         found = answer(
-            architecture,
+            family,
             attention,
             options=options or None,
             layers=layers,
+            pretrained=weights or False,
             task=task,
             max_length=max_length,
             **model_kwargs,

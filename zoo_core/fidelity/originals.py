@@ -1,4 +1,4 @@
-"""The original of a patched model, from a directory."""
+"""The original of a patched model, from a directory or from the Hub."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from typing import Any
 from torch import nn
 
 from zoo_core.builder import build
-from zoo_core.checkpoint import adopting, layout, load
+from zoo_core.checkpoint import load
+from zoo_core.hub.places import find_place
 from zoo_core.patching import adapter_of, unwrap
 
 
-def original_in(directory: str | Path, pupil: Any) -> nn.Module:
+def original_in(reference: str | Path, pupil: Any) -> nn.Module:
     """A checkpoint, or stock weights as transformers saves them, of the pupil's architecture.
 
-    Raises ZooError where the directory holds neither.
+    reference: a directory, or "owner/name@revision".
+    Raises ZooError where it holds neither.
     """
-    directory = Path(directory)
-    if layout.find(directory, layout.MANIFEST) or adopting.read_config(directory):
-        return load(directory)
+    if find_place(reference).is_checkpoint:
+        return load(reference)
     architecture, _ = adapter_of(unwrap(pupil))
-    return build(architecture.qualified, pretrained=str(directory)).eval()
+    return build(architecture.qualified, pretrained=str(reference)).eval()

@@ -58,8 +58,12 @@ def place_of(host: nn.Module) -> str:
 
 
 def _from(kind: str, place: str | Path) -> Any:
+    name, revision = str(place), None
+    if not Path(place).is_dir():
+        name, _, revision = name.partition("@")
+    how = {"revision": revision or "main", "trust_remote_code": False}
     try:
-        return getattr(import_module("transformers"), kind).from_pretrained(place)
+        return getattr(import_module("transformers"), kind).from_pretrained(name, **how)
     except Exception as error:  # Whatever transformers makes of a place that has none.
         raise ZooError(f"{place} has no {kind[4:].lower()}; pass tokenizer= ({error})") from error
 

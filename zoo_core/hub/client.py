@@ -73,7 +73,7 @@ class Client:
         if self.offline:
             commit = ref.read_text().strip() if ref.is_file() else ""
             if not is_commit(commit):
-                raise HubError(self._uncached(str(reference)))
+                raise HubError(self.uncached(str(reference)))
             return commit
         with self.translated(f"{reference} could not be looked up"):
             sha = self.api.model_info(reference.repo, revision=reference.revision).sha
@@ -100,7 +100,7 @@ class Client:
         if kept.is_file():
             return Listing(where, strict_json.read(kept, _LISTING_LIMIT))
         if self.offline:
-            raise HubError(self._uncached(where))
+            raise HubError(self.uncached(where))
         listing = self.head(repo, commit)
         listing.refuse_pickles()
         with suppress(OSError):
@@ -239,7 +239,8 @@ class Client:
             text = text.replace(self.token, "hf_***")
         return one_line(re.sub(r"hf_[A-Za-z]{20,}", "hf_***", text))
 
-    def _uncached(self, what: str) -> str:
+    def uncached(self, what: str) -> str:
+        """What to say offline of what was never fetched."""
         return f"{what} is not in the cache {self.cache}; pull it once without offline"
 
 
