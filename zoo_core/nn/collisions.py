@@ -113,8 +113,8 @@ def expected(q: Tensor, k: Tensor, v: Tensor, *, bits: int) -> Tensor:
     the backward included. Its derivative is the true one, but 0 within MARGIN of |q_i . k_j| = 1.
     """
     if torch.compiler.is_compiling():  # single operations fuse, and there is no loop to unroll
-        chance = _chance((q @ k.mT).clamp(MARGIN - 1, 1 - MARGIN))
-        return _power(chance, bits) @ v
+        angles = (q @ k.mT).clamp(MARGIN - 1, 1 - MARGIN).acos()
+        return torch.rsub(angles, 1, alpha=1 / math.pi).pow(bits) @ v
     out: Tensor = _Expected.apply(q, k, v, bits)
     return out
 
@@ -127,7 +127,7 @@ class _Expected(torch.autograd.Function):
         out = q.new_empty(*q.shape[:-1], v.shape[-1])
         for heads, rows in _blocks(q, k):
             cosines = (q[:, heads, rows] @ k[:, heads].mT).clamp_(MARGIN - 1, 1 - MARGIN)
-            out[:, heads, rows] = _power(_chance(cosines), bits) @ v[:, heads]
+            out[:, heads, rows] = _power(_chance_of(cosines), bits) @ v[:, heads]
         return out
 
     @staticmethod
@@ -139,20 +139,21 @@ class _Expected(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v = ctx.saved_tensors
-        grad_q, grad_k, grad_v = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        grad_q, grad_k, grad_v = torch.empty_like(q), k.new_zeros(k.shape), v.new_zeros(v.shape)
+        # d w / d cosine = bits * chance ** (bits - 1) / (pi * sqrt(1 - cosine ** 2))
+        one, scaled = q.new_ones(()), grad * (ctx.bits / math.pi)
         for heads, rows in _blocks(q, k):
             queries, keys, some = q[:, heads, rows], k[:, heads], grad[:, heads, rows]
             cosines = queries @ keys.mT
             clamped = cosines.clamp(MARGIN - 1, 1 - MARGIN)
-            chance = _chance(clamped)
-            # d w / d cosine = bits * chance ** (bits - 1) / (pi * sqrt(1 - cosine ** 2))
+            slope = torch.addcmul(one, clamped, clamped, value=-1).rsqrt_()
+            chance = _chance_of(clamped)
             powers = _power(chance, ctx.bits - 1)
-            slope = clamped.square_().neg_().add_(1).rsqrt_().mul_(ctx.bits / math.pi)
-            slope.mul_(powers).mul_(some @ v[:, heads].mT)
+            slope.mul_(powers).mul_(scaled[:, heads, rows] @ v[:, heads].mT)
             slope = torch.ops.aten.hardtanh_backward(slope, cosines, MARGIN - 1, 1 - MARGIN)
             grad_q[:, heads, rows] = slope @ keys
-            grad_k[:, heads] += slope.mT @ queries
-            grad_v[:, heads] += powers.mul_(chance).mT @ some
+            _add_product(grad_k[:, heads], slope.mT, queries)
+            _add_product(grad_v[:, heads], powers.mul_(chance).mT, some)
         return grad_q, grad_k, grad_v, None
 
 
@@ -167,21 +168,33 @@ def _blocks(q: Tensor, k: Tensor) -> Iterator[tuple[slice, slice]]:
             yield slice(head, head + some), slice(row, row + rows)
 
 
-def _chance(cosines: Tensor) -> Tensor:
-    """Chance that a random plane has two vectors on one side: 1 - angle / pi."""
-    return torch.rsub(cosines.acos(), 1, alpha=1 / math.pi)
+def _chance_of(cosines: Tensor) -> Tensor:
+    """Turn cosines into the chance that a random plane has both vectors on one side.
+
+    That is 1 - angle / pi.
+    """
+    angles = cosines.acos_()
+    return torch.sub(angles.new_ones(()), angles, alpha=1 / math.pi, out=angles)
 
 
 def _power(x: Tensor, exponent: int) -> Tensor:
-    """x ** exponent, by squares: `pow` takes several times longer."""
-    power = None
-    while exponent:
-        if exponent % 2:
-            power = x if power is None else power * x
-        exponent //= 2
-        if exponent:
-            x = x * x
-    return torch.ones_like(x) if power is None else power
+    """x ** exponent, by squares in place of one another: `pow` takes several times longer."""
+    if not exponent:
+        return torch.ones_like(x)
+    power = x
+    for digit in f"{exponent:b}"[1:]:
+        power = x * x if power is x else power.square_()
+        if digit == "1":
+            power.mul_(x)
+    return power
+
+
+def _add_product(total: Tensor, one: Tensor, other: Tensor) -> None:
+    """total += one @ other, for some heads (B, h, n, m) of a contiguous total."""
+    if len(total) == 1:
+        total[0].baddbmm_(one[0], other[0])
+    else:  # some heads of several samples have no single stride, as baddbmm wants
+        total += one @ other
 
 
 def _contracted(
