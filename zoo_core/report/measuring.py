@@ -68,7 +68,7 @@ def examine(
     model: a model, patched or not, a checkpoint directory, or what else zoo.load takes.
     name: what to call it; by default the directory's name, or its class and attention.
     data, teacher, tokenizer, max_length, column: as in `zoo.retention`; data may be a `Source` of
-        `read`, and teacher a directory: a checkpoint, or stock weights.
+        `read`, and teacher a directory or owner/name@revision: a checkpoint, or stock weights.
     parts: "retention", "speed", "maps" (of one sample), "diagnosis".
     effort: "full" races longer and measures Jacobian norms and sensitivity as well.
     groups: the most rows and columns that a map is shown with. progress: told what is done.
