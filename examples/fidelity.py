@@ -49,7 +49,10 @@ WITHOUT = ("softmax", "uniform")  # the two ends of the scale, which need no hea
 CHOSEN: dict[str, tuple[dict, dict]] = {
     "linear": ({"feature_map": "hedgehog"}, {"learning_rate": 6e-3, "steps": 3000}),
     "local": ({"window": 128}, {}),
-    "performer": ({"kind": "hyperbolic"}, {"steps": 3000}),
+    "performer": (
+        {"kind": "hyperbolic"},
+        {"learning_rate": 1e-3, "host_learning_rate": 1e-3, "steps": 3000},
+    ),
 }
 
 
