@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from dataclasses import asdict, dataclass
 from importlib.resources import files
@@ -48,7 +49,7 @@ WITHOUT = ("softmax", "uniform")  # the two ends of the scale, which need no hea
 # Where the defaults are not the best ones to heal with: (options, settings of zoo.calibrate).
 CHOSEN: dict[str, tuple[dict, dict]] = {
     "linear": ({"feature_map": "hedgehog"}, {"learning_rate": 6e-3, "steps": 3000}),
-    "local": ({"window": 128}, {}),
+    "local": ({"window": 128}, {"steps": 2000}),
     "performer": (
         {"kind": "hyperbolic"},
         {"learning_rate": 1e-3, "host_learning_rate": 1e-3, "steps": 3000},
@@ -230,7 +231,8 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="only print what is in the file")
     arguments = parser.parse_args()
     transformers.utils.logging.disable_progress_bar()
-    console = Console()
+    # A file has room for the whole table, though nobody says how wide it is.
+    console = Console() if sys.stdout.isatty() else Console(width=120)
     if not arguments.table:
         fitting = [one.name for one in zoo.mechanisms() if not zoo.why("bert", one.qualified)]
         wanted = ["stock", *WITHOUT, *(arguments.mechanisms or fitting)]
