@@ -232,7 +232,7 @@ def main() -> None:
     arguments = parser.parse_args()
     transformers.utils.logging.disable_progress_bar()
     # A file has room for the whole table, though nobody says how wide it is.
-    console = Console() if sys.stdout.isatty() else Console(width=120)
+    console = Console() if sys.stdout.isatty() else Console(width=132)
     if not arguments.table:
         fitting = [one.name for one in zoo.mechanisms() if not zoo.why("bert", one.qualified)]
         wanted = ["stock", *WITHOUT, *(arguments.mechanisms or fitting)]
