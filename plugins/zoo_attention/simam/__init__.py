@@ -46,7 +46,8 @@ SIMAM = Mechanism(
         year=2021,
         url="https://proceedings.mlr.press/v139/yang21o.html",
     ),
-    # 168: the 14 operations of the gate read and write 28 times (see `Mechanism`).
+    # 168: the nine operations of the gate take as long as 28 passes over memory (see `Mechanism`),
+    # its sigmoid alone as long as seven.
     time="n*(n + 168)*d",
     memory="n*d",
     supports=Supports(key_padding=True, bias=True, linear_in_v=False),
