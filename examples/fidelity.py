@@ -200,10 +200,9 @@ def _cells(line: dict) -> tuple[str, ...]:
     for name, form in shown.items():
         cells.append(format(line["before"][name], form))
         cells.append(format(line["after"][name], form) if "after" in line else "")
-    healed = "after" in line
-    cells += [f"{line['steps']} x {line['texts']}"] if healed else [""]
-    cells += [f"{line['cpu_seconds'] / 60:.0f}"] if healed else [""]
-    return tuple(cells)
+    if "after" not in line:
+        return (*cells, "", "")
+    return (*cells, f"{line['steps']} x {line['texts']}", f"{line['cpu_seconds'] / 60:.0f}")
 
 
 def show(console: Console, path: Path) -> None:

@@ -95,7 +95,7 @@ def calibrate(
             one.to(processes.accelerator.device)
         processes.agree([*one.parameters(), *one.buffers()])
     with (
-        kept(host, selection),
+        kept(host, selection) as put_back,
         bar(chosen.steps, "cosine", shown=_shown(progress, processes)) as tell,
     ):
         watchers = (tell, on_step) if on_step else (tell,)
@@ -107,7 +107,9 @@ def calibrate(
         if mesh is not None:  # the teacher, made by now, has kept the tensors whole
             healing.selection = sharding.shard(work, trained, mesh)
         report = healing.run(processes, checkpoint, watchers)
-        if mesh is not None:
+        if healing.worse:
+            put_back()
+        elif mesh is not None:
             sharding.give_back(host, work, selection)
     keep(host, attention_block(host), report.summary())
     return report

@@ -41,6 +41,7 @@ class Healing:
 
     own: whether the teacher is the host itself, so that both agree wherever nothing is trained.
     paths: the patched layers, empty where the teacher is built differently.
+    worse: whether training made the host worse, so that its weights are to be put back.
     """
 
     host: nn.Module
@@ -53,6 +54,7 @@ class Healing:
     paths: list[str]
     masking: Masking | None
     digest: str
+    worse: bool = False
 
     @classmethod
     def of(
@@ -91,17 +93,15 @@ class Healing:
         checkpoint: str | Path | None,
         watchers: Sequence[Callable[[Progress], None]],
     ) -> Report:
-        """Measure, train, measure; weights that became worse are put back."""
+        """Measure, train, measure; a host that got worse is reported as it was before."""
         self.host.eval()
         before = self.scale.measure()
         self._check(before)
-        tensors = {**self.selection.everything, **mechanism_buffers(self.host)}
-        weights = [tensor.detach().clone() for tensor in tensors.values()]
         saves = None if checkpoint is None else Saves(checkpoint, self._key())
         self._choose_rates(before, processes)
         run = Run(
             stages=self._stages(),
-            tensors=tensors,
+            tensors={**self.selection.everything, **mechanism_buffers(self.host)},
             samples=self.training,
             score=self._score,
             schedule=self.settings,
@@ -117,10 +117,7 @@ class Healing:
         worse = torch.tensor(float(_is_worse(after, before)), device=self.scale.device)
         if processes.sum(worse).item():  # the same answer in all of them
             notes = (*notes, _no_gain(before, after))
-            with torch.no_grad():
-                for tensor, value in zip(tensors.values(), weights, strict=True):
-                    tensor.copy_(value)
-            after = before
+            self.worse, after = True, before
         return Report(
             before=before,
             after=after,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -102,10 +102,10 @@ def _has_adapters(host: nn.Module) -> bool:
 
 
 @contextmanager
-def kept(host: nn.Module, chosen: Selection) -> Iterator[None]:
+def kept(host: nn.Module, chosen: Selection) -> Iterator[Callable[[], None]]:
     """Freeze a host for a while, and give every flag, mode and gradient back.
 
-    On an error every trained tensor gets its value back as well.
+    Hands out what gives every trained tensor its value back, which happens on an error anyway.
     """
     flags = [(p, p.requires_grad, p.grad) for p in host.parameters()]
     modes = [(module, module.training) for module in host.modules()]
@@ -114,12 +114,16 @@ def kept(host: nn.Module, chosen: Selection) -> Iterator[None]:
     for parameter, _, _ in flags:
         parameter.requires_grad_(False)
         parameter.grad = None
-    try:
-        yield
-    except BaseException:
+
+    def put_back() -> None:
         with torch.no_grad():
             for tensor, value in zip(trained, before, strict=True):
                 tensor.copy_(value)
+
+    try:
+        yield put_back
+    except BaseException:
+        put_back()
         raise
     finally:
         for parameter, flag, gradient in flags:
