@@ -20,20 +20,29 @@ class Change(NamedTuple):
     written: Callable[..., Any] | None = None
 
 
+def forked(work: Callable[[], object]) -> int:
+    """Run in a forked process, which exits with 0 if `work` returns; returns its id."""
+    process = os.fork()
+    if process == 0:
+        try:
+            work()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    return process
+
+
 def killed_at(number: int, work: Callable[[], object], changes: Iterable[Change]) -> bool:
     """Run `work` in a fork that SIGKILL ends at its `number`-th change; False if it has fewer.
 
     Raises RuntimeError if the work fails in another way.
     """
-    process = os.fork()
-    if process == 0:
-        try:
-            _count_to(number, changes)
-            work()
-            os._exit(0)
-        finally:
-            os._exit(1)
-    _, status = os.waitpid(process, 0)
+
+    def counted() -> None:
+        _count_to(number, changes)
+        work()
+
+    _, status = os.waitpid(forked(counted), 0)
     if status not in (0, signal.SIGKILL):
         raise RuntimeError(f"change {number} ended with status {status}")
     return status == signal.SIGKILL

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from kill_every_step import put
+from killing import forked
 from safetensors.torch import load_file
 from tiny_models import BERT, bert, output
 from torch import nn
@@ -47,18 +48,6 @@ def checkpoints(
 
 def saved(name: str, models: dict[str, nn.Module], directory: Path) -> None:
     zoo.save(models[name], directory, max_shard_size="20KB" if name == "sharded" else "1GB")
-
-
-def child(work: Callable[[], object]) -> int:
-    """Run in a forked process, which exits with 0 if `work` returns; returns its id."""
-    process = os.fork()
-    if process == 0:
-        try:
-            work()
-            os._exit(0)
-        finally:
-            os._exit(1)
-    return process
 
 
 def every_kill(new: Path, before: Path | None, scratch: Path) -> list[Path]:
@@ -132,7 +121,7 @@ def test_killed_at_random_moments(
             saved("one", models, tmp_path)
 
     for number, moment in enumerate(torch.rand(20).tolist(), start=1):
-        process = child(work)
+        process = forked(work)
         time.sleep(0.02 + 0.4 * moment)
         os.kill(process, signal.SIGKILL)
         os.waitpid(process, 0)
@@ -144,7 +133,7 @@ def test_killed_at_random_moments(
 
 def test_two_savers_take_turns(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     names = ("one", "sharded")
-    savers = [child(lambda: [put(checkpoints[n], tmp_path) for _ in range(20)]) for n in names]  # noqa: B023
+    savers = [forked(lambda: [put(checkpoints[n], tmp_path) for _ in range(20)]) for n in names]  # noqa: B023
     for process in savers:
         assert os.waitpid(process, 0)[1] == 0
     assert holds(tmp_path, checkpoints) in names

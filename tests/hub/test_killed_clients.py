@@ -13,6 +13,7 @@ import hub_models as models
 import pytest
 import torch
 from huggingface_hub import HfApi, close_session, constants
+from killing import forked
 
 import zoo_core as zoo
 from zoo_core.testing.hub import Hub
@@ -40,14 +41,12 @@ def killed(hub: Hub, work: Callable[[], object], *, requests: int, delay: float)
     Returns False if it was done before.
     """
     before = len(list(hub.log))
-    process = os.fork()
-    if process == 0:
-        try:
-            close_session()
-            work()
-            os._exit(0)
-        finally:
-            os._exit(1)
+
+    def fresh() -> None:
+        close_session()
+        work()
+
+    process = forked(fresh)
     while len(list(hub.log)) - before < requests:
         if os.waitpid(process, os.WNOHANG)[0]:
             return False
