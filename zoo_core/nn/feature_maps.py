@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-
-_LOG2_E = math.log2(math.e)
 
 
 def elu_plus_one(x: Tensor) -> Tensor:
@@ -21,8 +18,8 @@ def elu_plus_one(x: Tensor) -> Tensor:
 
 
 def _elu_plus_one(x: Tensor) -> Tensor:
-    # Far faster than elu, which needs expm1; exp2 takes little more than half the time of exp.
-    return (x * _LOG2_E).exp2_().clamp_(max=1).add_(x.relu())
+    # Far faster than elu, which needs expm1.
+    return x.clamp(max=0).exp_().add_(x.relu())
 
 
 def elu_and_slope(x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
