@@ -26,7 +26,7 @@ from zoo_core.bench.rows import Row
 from zoo_core.bench.scaling import growth_between
 from zoo_core.mechanism import Mechanism
 
-SHORT, LONG, LONGEST = (128, 512, 1024), 4096, 16384
+SHORT, LONG, LONGER, LONGEST = (128, 512, 1024), 4096, 8192, 16384
 #: Whole models: those that should pay, after softmax, which should cost nothing.
 IN_MODELS = ("softmax", "linear", "performer", "linformer", "nystromformer", "local")
 #: So many mechanisms share the calls of fused softmax in one race.
@@ -112,6 +112,7 @@ def heats(records: Sequence[Mechanism]) -> Iterator[Heat]:
         yield from bare(names, Case(length=length))
     yield from bare(names, Case(length=LONG), peers=True)
     yield from bare(fast, Case(length=LONGEST))
+    yield from bare(slow, Case(length=LONGER), rounds=2)
     bert: dict[str, Any] = {"model": "bert", "settings": {"num_hidden_layers": 2}}
     yield Heat(Case(length=LONG), IN_MODELS, peers=True, **bert)
     yield Heat(Case(length=128, batch=32, padded=True), IN_MODELS, rounds=7, **bert)
@@ -121,6 +122,8 @@ def heats(records: Sequence[Mechanism]) -> Iterator[Heat]:
     yield Heat(Case(length=LONGEST), IN_MODELS[1:], **one_layer)
     yield from bare(fast, Case(length=LONG, mode="backward"), peers=True)
     yield from bare(slow, Case(length=LONG, mode="backward"), peers=True, rounds=2)
+    for length in SHORT[1:]:  # how memory grows
+        yield from bare(names, Case(length=length, mode="backward"))
     yield from bare(fast, Case(length=LONG, mode="compiled"))  # compiling takes the most of it
 
 

@@ -220,10 +220,12 @@ class Mechanism:
 
     name: lower_snake, the literature's usual name without an "attention" suffix.
     summary: one sentence. family: "softmax", "kernel", "low-rank", "clustering", "sparse", ...
-    time, memory: growth of one forward in `n`, such as "n*rank*d". Where passes over memory count,
-        reading or writing the channels of a token once takes as long as 6 keys of time: 4 bytes a
-        channel against 4 operations, 6 of which a CPU does in a byte's time (`zoo bench` finds
-        that by its yardsticks).
+    time: growth of one forward in `n`, such as "n*rank*d". Where passes over memory count, reading
+        or writing the channels of a token once takes as long as 6 keys of time: 4 bytes a channel
+        against 4 operations, 6 of which a CPU does in a byte's time (`zoo bench` finds that by its
+        yardsticks).
+    memory: growth in `n` of the peak of a forward and its backward, where memory runs out first.
+        What is worked on at once, part by part, counts as the tokens whose own memory it equals.
     swap: what patching pretrained weights without training does.
     factory: `(site, options) -> nn.Module` following `zoo_core.attention.AttentionModule`.
     exact_at: the options at which it equals softmax attention on `site`, or None there.

@@ -46,14 +46,23 @@ def test_memory_stands_at_the_longest_length_that_all_reached(row) -> None:
 
 
 def test_three_lengths_show_how_costs_grow_beside_the_record(row) -> None:
-    rows = [row("sdpa", n, role="reference", ratios={}) for n in (128, 512, 1024, 2048)]
+    how = {"mode": "backward"}
+    rows = [row("sdpa", n, role="reference", ratios={}, **how) for n in (128, 512, 1024, 2048)]
     rows += [
-        row("linear", n, seconds=seconds, peak=n * 1000)
+        row("luna", n, seconds=seconds, peak=n * 1000, **how)
         for n, seconds in ((128, 9.0), (512, 1.0), (1024, 2.0**1.5), (2048, 8.0))
     ]
-    header, _, linear = markdown(rows).splitlines()[2:]
+    header, _, luna = markdown(rows).splitlines()[2:]
     assert "| time ~ n^p, p (declared) | memory ~ n^p, p (declared) |" in header
-    assert "| 1.50 (1.00) | 1.00 (1.00) |" in linear
+    assert "| 1.50 (1.00) | 1.00 (1.00) |" in luna
+
+
+def test_memory_of_a_forward_alone_grows_beside_no_declared_cost(row) -> None:
+    rows = [row("sdpa", n, role="reference", ratios={}) for n in (512, 1024, 2048)]
+    rows += [row("luna", n, seconds=n / 1e6, peak=n * 1000) for n in (512, 1024, 2048)]
+    header, _, luna = markdown(rows).splitlines()[2:]
+    assert "| time ~ n^p, p (declared) | memory ~ n^p |" in header
+    assert "| 1.00 (1.00) | 1.00 |" in luna
 
 
 def test_compiled_ones_stand_beside_themselves(row) -> None:

@@ -23,16 +23,14 @@ def test_the_error_of_a_fit_covers_its_noise() -> None:
     assert abs(exponent - 1) < 2 * error
 
 
-def costs(row, name, *, time, memory, options=None):
+def costs(row, name, *, time, memory, **fields):
     """Rows at LENGTHS whose seconds and bytes follow these functions."""
-    return [
-        row(name, n, seconds=time(n), peak=int(memory(n)), options=options or {}) for n in LENGTHS
-    ]
+    return [row(name, n, seconds=time(n), peak=int(memory(n)), **fields) for n in LENGTHS]
 
 
 def test_fits_are_compared_with_what_the_record_declares(row) -> None:
-    options = {"rank": 256}
-    rows = costs(row, "linformer", time=lambda n: n**1.2, memory=lambda n: 1e3 * n, options=options)
+    how = {"options": {"rank": 256}, "mode": "backward"}
+    rows = costs(row, "linformer", time=lambda n: n**1.2, memory=lambda n: 1e3 * n, **how)
     time, memory = scaling.scalings(rows)
     assert (time.quantity, time.formula) == ("time", "n*rank*d")
     assert time.exponent == pytest.approx(1.2, abs=1e-6)
@@ -40,7 +38,14 @@ def test_fits_are_compared_with_what_the_record_declares(row) -> None:
     assert time.off
     assert time.sure
     assert memory.exponent == pytest.approx(1.0, abs=1e-3)
-    assert not memory.off
+    assert (memory.declared, memory.off) == (pytest.approx(1.0), False)
+
+
+def test_the_memory_of_a_forward_alone_is_not_what_the_record_declares(row) -> None:
+    rows = costs(row, "linformer", time=lambda n: n, memory=lambda n: n**2)
+    memory = scaling.scalings(rows)[1]
+    assert memory.exponent == pytest.approx(2.0, abs=1e-3)
+    assert (memory.declared, memory.off) == (None, False)
 
 
 def test_a_fit_that_is_off_by_less_than_its_error_is_not_sure(row) -> None:

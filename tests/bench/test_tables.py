@@ -69,7 +69,7 @@ def test_scaling(row) -> None:
     ]
     head, _, line = lines(tables.scaling_table(scalings(rows), break_evens(rows)))
     assert head == "mechanism mode time declared memory declared pays from".split()
-    assert line == "linear forward 1.50 +-0.00 1.00 off 1.00 +-0.00 1.00 724".split()
+    assert line == "linear forward 1.50 +-0.00 1.00 off 1.00 +-0.00 - 724".split()
 
 
 def test_without_fits_there_is_only_where_it_pays(row) -> None:

@@ -54,7 +54,11 @@ def _layers(rows: Sequence[Row], by_name: dict[str, dict[int, Row]], lengths: Se
     start = ["pays from"] if pays else []
     long = [row for row in rows if row.case.length >= _GROWING]
     grown = {(one.name, one.quantity): one for one in scalings(long)}
-    growth = [name for name in ("time", "memory") if any(name in key for key in grown)]
+    growth = {
+        quantity: f"{quantity} ~ n^p" + (", p (declared)" if _any_declared(found) else "")
+        for quantity in ("time", "memory")
+        if (found := [one for one in grown.values() if one.quantity == quantity])
+    }
     compiled = any(row.case.mode == "compiled" for row in rows)
     rival, ratio = ("/ uncompiled", _eager) if compiled else ("/ best peer", _best_peer)
     ratios = [f"/ sdpa at {n}" for n in lengths]
@@ -62,7 +66,7 @@ def _layers(rows: Sequence[Row], by_name: dict[str, dict[int, Row]], lengths: Se
         "mechanism",
         *start,
         *ratios,
-        *(f"{one} ~ n^p, p (declared)" for one in growth),
+        *growth.values(),
         sizes,
         rival,
     ]
@@ -104,11 +108,16 @@ def _value(row: Row, to: str) -> str:
     return figures(row.ratios[to].value) if to in row.ratios else _NONE
 
 
+def _any_declared(found: Sequence[Scaling]) -> bool:
+    return any(one.declared is not None for one in found)
+
+
 def _exponents(found: Scaling | None) -> str:
-    """The fitted and, in parentheses, the declared one."""
-    if found is None or found.declared is None:
+    """The fitted and, in parentheses, the declared one, if there is one."""
+    if found is None:
         return _NONE
-    return f"{found.exponent:.2f} ({found.declared:.2f})"
+    declared = "" if found.declared is None else f" ({found.declared:.2f})"
+    return f"{found.exponent:.2f}{declared}"
 
 
 def _megabytes(row: Row | None) -> str:

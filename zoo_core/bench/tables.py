@@ -30,9 +30,9 @@ MODELS_LEGEND = (
 )
 SCALING_LEGEND = (
     "Time and memory grow like n to these powers, fitted over the lengths above; declared: what "
-    "the mechanism's record says over the same lengths, off where the fit is farther than 0.15 "
-    "away (off? if only by its error). pays from: the tokens from which on it is faster than "
-    "fused softmax."
+    "the mechanism's record says over the same lengths (of memory, for forward and backward "
+    "together), off where the fit is farther than 0.15 away (off? if only by its error). pays "
+    "from: the tokens from which on it is faster than fused softmax."
 )
 CHANGES_LEGEND = (
     "before and now: time divided by that of fused softmax in the same run (whole models: of their "

@@ -43,7 +43,7 @@ IMPROVED_CLUSTERED = Mechanism(
     formula="s softmax_T(scale q k_T^T) v_T + A_rest v_rest, A = softmax(scale q_mean k^T)",
     paper=Paper(title="Fast Transformers with Clustered Attention", year=2020, arxiv="2007.04825"),
     time="((2*n + iterations*min(n, 16*clusters))*clusters + n*topk)*d",
-    memory="n*(clusters+d)",
+    memory="(n + 800)*(clusters+d)",
     supports=Supports(key_padding=True, weights=True),
     options=ImprovedClusteredOptions,
     swap="approximate",

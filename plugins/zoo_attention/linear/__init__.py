@@ -43,7 +43,7 @@ LINEAR = Mechanism(
         arxiv="2006.16236",
     ),
     time="n*d**2",
-    memory="n*d",
+    memory="(n + 350)*d",
     supports=Supports(key_padding=True, causal=True, cross=True, weights=True),
     options=LinearOptions,
     swap="needs-training",

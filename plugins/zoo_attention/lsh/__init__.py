@@ -45,7 +45,7 @@ LSH = Mechanism(
     formula="softmax over {j : near i in the order by hash, in any round} (scale q k^T) v",
     paper=Paper(title="Reformer: The Efficient Transformer", year=2020, arxiv="2001.04451"),
     time="n*rounds*(chunk+buckets)*d",
-    memory="n*rounds*(chunk+buckets+d)",
+    memory="(n + 600)*rounds*(chunk+buckets+d)",
     supports=Supports(key_padding=True, weights=True),
     options=LSHOptions,
     swap="approximate",

@@ -40,7 +40,7 @@ REFORMER = Mechanism(
     formula="softmax over {j != i : near i in the order by hash, in any round} (q q_j / |q_j|) v",
     paper=Paper(title="Reformer: The Efficient Transformer", year=2020, arxiv="2001.04451"),
     time="n*rounds*(chunk+buckets)*d",
-    memory="n*rounds*(chunk+buckets+d)",
+    memory="(n + 600)*rounds*(chunk+buckets+d)",
     supports=Supports(key_padding=True, weights=True),
     options=ReformerOptions,
     swap="needs-training",

@@ -32,7 +32,7 @@ UNIFORM = Mechanism(
     formula="mean(v)",
     paper=None,
     time="n*d",
-    memory="n*d",
+    memory="n + 2*h*d",
     supports=Supports(key_padding=True, causal=True, cross=True, weights=True),
     options=UniformOptions,
     swap="needs-training",
