@@ -79,23 +79,27 @@ class MemoryCompressedAttention(nn.Module):
     def _sums(self, x: Tensor, mix: Tensor | None) -> Tensor:
         """Sums of (I + W_t) x over the blocks of x (B, H, S, D): (B, H, C, D), in at least fp32."""
         whole = x.shape[2] - x.shape[2] % self.factor
-        sums = self._sum(x[:, :, :whole].unflatten(2, (-1, self.factor)), mix)
+        weight = None if mix is None else self._weight(mix, x)
+        sums = self._sum(x[:, :, :whole].unflatten(2, (-1, self.factor)), weight)
         if whole == x.shape[2]:
             return sums
         # The last tokens by themselves: to pad all of x would copy it.
-        return torch.cat([sums, self._sum(self._blocks(x[:, :, whole:]), mix)], 2)
+        return torch.cat([sums, self._sum(self._blocks(x[:, :, whole:]), weight)], 2)
 
-    def _sum(self, blocks: Tensor, mix: Tensor | None) -> Tensor:
-        """As `_sums`, of whole blocks (B, H, C, factor, D)."""
-        wide = torch.promote_types(blocks.dtype, torch.float32)
-        if mix is None:
-            return blocks.sum(3, dtype=wide)
+    def _weight(self, mix: Tensor, x: Tensor) -> Tensor:
+        """I + W for the width of x (..., D): (H, factor * D, D), in at least fp32."""
+        wide = torch.promote_types(x.dtype, torch.float32)
         # No channel beyond the host's head width has a weight: there the mean stays.
-        width, beyond = blocks.shape[-1], blocks.shape[-1] - mix.shape[-1]
+        width, beyond = x.shape[-1], x.shape[-1] - mix.shape[-1]
         weight = F.pad(mix, (0, beyond, 0, beyond)).to(wide)
-        weight = weight + torch.eye(width, dtype=wide, device=mix.device)
+        return (weight + torch.eye(width, dtype=wide, device=mix.device)).flatten(1, 2)
+
+    def _sum(self, blocks: Tensor, weight: Tensor | None) -> Tensor:
+        """As `_sums`, of whole blocks (B, H, C, factor, D)."""
+        if weight is None:
+            return blocks.sum(3, dtype=torch.promote_types(blocks.dtype, torch.float32))
         with torch.autocast(blocks.device.type, enabled=False):  # I + W needs all its digits
-            return blocks.to(wide).flatten(3) @ weight.flatten(1, 2)
+            return blocks.to(weight.dtype).flatten(3) @ weight
 
     def _blocks(self, x: Tensor) -> Tensor:
         """Cut x (B, H, S, D) into blocks (B, H, C, factor, D), the last filled up with zeros."""
