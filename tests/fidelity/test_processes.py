@@ -47,7 +47,11 @@ for mode in ("split", "whole"):
         model = lab.vit()
         report = test.calibrate_images(model)
         found["images", mode] = model.state_dict(), report.history
-torch.save(found, f"{sys.argv[2]}/{rank}.pt")
+        spoilt = lab.bert("local", options={"window": 16})
+        before = lab.state(spoilt)
+        notes = test.calibrate_texts(spoilt, host_learning_rate=0.3).notes
+        worse = notes, lab.changed(spoilt, before)
+torch.save((found, worse), f"{sys.argv[2]}/{rank}.pt")
 """
 HOW: dict[str, Any] = {"steps": 6, "batch_size": 6, "accumulate": 2, "evaluate_every": 3}
 
@@ -85,7 +89,10 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
         timeout=300,
     )
     assert run.returncode == 0, run.stderr[-3000:]
-    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1))
+    (first, worse), (second, too) = (torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1))
+    for notes, changed in (worse, too):  # shards of weights that got worse are not given back
+        assert "made it worse" in notes[-1]
+        assert not changed
     texts, images = lab.bert(), lab.vit()
     start = {"texts": lab.state(texts), "images": lab.state(images)}
     reports = {"texts": calibrate_texts(texts), "images": calibrate_images(images)}
