@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torch.testing import assert_close
 
 from zoo_core import Context
-from zoo_core.nn import kernels, random_features
+from zoo_core.nn import fused, kernels, random_features
 
 SCALE = 0.3
 
@@ -115,6 +116,27 @@ def test_features_far_beyond_the_range_of_exp_lose_nothing(causal) -> None:
     assert_close(got.double(), wanted, rtol=0, atol=1e-4)
     got.square().sum().backward()
     assert all(tensor.grad.isfinite().all() for tensor in single)
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("kernel", ["with masses", "without"])
+def test_keys_far_from_the_origin_lose_nothing_in_training(causal, kernel, monkeypatch) -> None:
+    """What all keys have in common cancels; a key at the origin would have no share beside them."""
+    if kernel == "without":
+        monkeypatch.setattr(fused, "has", lambda q, v: False)
+    torch.manual_seed(0)
+    w = random_features.orthogonal(64, 64)
+    q, k, v = (normal(1, 2, 40, 64, seed=seed) for seed in range(3))
+    k = k + 100 * F.normalize(normal(1, 2, 1, 64, seed=3), dim=-1)
+    ctx, gradient = Context(causal=causal), normal(1, 2, 40, 64, seed=4)
+    single = [x.float().requires_grad_() for x in (q, k, v)]
+    double = [x.requires_grad_() for x in (q, k, v)]
+    got = random_features.attend(w, *single, ctx, scale=0.125)
+    wanted = random_features.weights(w.double(), *double[:2], ctx, scale=0.125) @ double[2]
+    assert_close(got.double(), wanted, rtol=0, atol=1e-3)
+    found = torch.autograd.grad(got, single, gradient.float())
+    for ours, theirs in zip(found, torch.autograd.grad(wanted, double, gradient), strict=True):
+        assert_close(ours.double(), theirs, rtol=0, atol=2e-3 * theirs.abs().max().item())
 
 
 def test_a_later_key_cannot_drown_earlier_ones() -> None:

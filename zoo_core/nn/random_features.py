@@ -14,11 +14,12 @@ Both run on the fused kernel, which stores nothing of size N x M, forward or bac
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from zoo_core.attention import Context
 from zoo_core.nn import fused, kernels, masks, softmax
@@ -105,19 +106,49 @@ def _gather(w: Tensor, k: Tensor, bias: Tensor, v: Tensor) -> tuple[Tensor, Tens
         return fused.attend(w.expand(*k.shape[:2], -1, -1), k, v, bias[:, :, None], scale=1.0)
     D, E = k.shape[-1], v.shape[-1]
     width = softmax.fused_width(max(D + 1, E + 2))
-    # Under gradients the fused kernel keeps its denominators to itself. One more key, of known
-    # logit, has a share in each softmax that tells the mass of all the others.
-    known = bias.detach().amax(-1)
-    queries, keys = F.pad(w, (0, width - D)), F.pad(k, (0, width - D, 0, 1))
-    queries[..., D] = 1
-    keys[..., :-1, D], keys[..., -1, D] = bias, known
-    values = F.pad(v, (0, width - E, 0, 1))
-    values[..., :-1, E], values[..., -1, E + 1] = 1, 1
+    queries, keys, values = (F.pad(x, (0, width - x.shape[-1])) for x in (w, k, v))
+    queries[..., D], keys[..., D] = 1, bias
     queries = queries.expand(*k.shape[:2], -1, -1)
+    if fused.has(queries, values) and not torch.compiler.is_compiling():
+        out, mass = _WithMass.apply(queries, keys, values)
+        return out[..., :E], mass
+    # There the kernel keeps its denominators to itself. One more key, of known logit and in the
+    # middle of all, has a share in each softmax that tells the mass of the others.
+    known, middle = bias.detach().amax(-1), k.detach().mean(-2)
+    keys, values = (F.pad(x, (0, 0, 0, 1)) for x in (keys, values))
+    keys[..., -1, :D], keys[..., -1, D] = middle, known
+    values[..., :-1, E], values[..., -1, E + 1] = 1, 1
     out = F.scaled_dot_product_attention(queries, keys, values, scale=1.0)
+    known = (queries[..., :D] @ middle[..., None]).squeeze(-1).detach() + known[..., None]
     share, share_of_known = out[..., E : E + 2].clamp_min(kernels.negligible(k.dtype)).unbind(-1)
-    mass = share.log() - share_of_known.log() + known[..., None]
+    mass = share.log() - share_of_known.log() + known
     return kernels.divide(out[..., :E], out[..., E : E + 1]), mass
+
+
+class _WithMass(torch.autograd.Function):
+    """`fused.attend` at scale 1 with a derivative of the logs of its denominators too.
+
+    Those of the scores are P * (dP - (o . do) + dmass). The kernel's backward knows all but the
+    last term, which one more channel of o brings in; v is zero there, so that dP stays as it is.
+    """
+
+    @staticmethod
+    def forward(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        return fused.attend(q, k, v, None, scale=1.0)
+
+    @staticmethod
+    def setup_context(
+        ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: tuple[Tensor, Tensor]
+    ) -> None:
+        ctx.save_for_backward(*inputs, *output)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, of_mass: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v, out, mass = ctx.saved_tensors
+        grad, out = grad.clone(), out.clone()
+        grad[..., -1], out[..., -1] = 1, -of_mass
+        return fused.attend_backward(grad, q, k, v, out, mass, None, scale=1.0)
 
 
 def _read(w: Tensor, q: Tensor, means: Tensor, masses: Tensor) -> Tensor:
