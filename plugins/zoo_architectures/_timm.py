@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import timm
@@ -18,6 +18,7 @@ from zoo_architectures._timm_attention import KNOWN_CHILDREN, BeginForward, Fram
 from zoo_architectures._timm_convert import from_transformers
 from zoo_core.attention import Site
 from zoo_core.errors import CheckpointError, DoesNotFit, OptionError, PatchError
+from zoo_core.nn import auxiliary
 
 
 @dataclass(frozen=True)
@@ -127,9 +128,11 @@ class TimmAdapter:
             carry=any("carry" in promised.needs for promised in supports),
         )
         restore = Restore(model, [model.get_submodule(site.path) for site in sites], _cfg(model))
+        embed = model.patch_embed if hasattr(model, "patch_embed") else model.embeds
         if begin.grid or begin.carry:
-            embed = model.patch_embed if hasattr(model, "patch_embed") else model.embeds
-            restore.hook = embed.register_forward_pre_hook(begin)
+            restore.hooks.append(embed.register_forward_pre_hook(begin))
+        if (losses := auxiliary.BeginForward(modules[site.path] for site in sites)).losses:
+            restore.hooks.append(embed.register_forward_pre_hook(losses))
         for site, host in zip(sites, restore.hosts, strict=True):
             host.__class__ = ZooAttention
             host.zoo, host.zoo_site, host.zoo_frame = modules[site.path], site, begin.frame
@@ -164,7 +167,7 @@ class Restore:
     model: nn.Module
     hosts: list[nn.Module]
     cfg: dict[str, Any]
-    hook: RemovableHandle | None = None
+    hooks: list[RemovableHandle] = field(default_factory=list)
 
     def __call__(self) -> None:
         """Give every attention module its class back, and the model its pretrained_cfg."""
@@ -176,8 +179,8 @@ class Restore:
         for host in self.hosts:
             host.__class__ = Attention
             del host.zoo, host.zoo_site, host.zoo_frame
-        if self.hook is not None:
-            self.hook.remove()
+        for hook in self.hooks:
+            hook.remove()
         for name, value in self.cfg.items():
             setattr(self.model, name, value)
 

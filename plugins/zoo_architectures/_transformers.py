@@ -17,6 +17,7 @@ from zoo_architectures import _transformers_weights as weights
 from zoo_architectures._transformers_weights import NOT_CONFIG
 from zoo_core.attention import Site
 from zoo_core.errors import OptionError, did_you_mean
+from zoo_core.nn.auxiliary import BeginForward
 
 # Stands for "no such attribute"; unlike an object() it stays itself when copied or pickled.
 _ABSENT = ...
@@ -255,6 +256,8 @@ class TransformersAdapter:
             extras = calls.AddExtras(needs, patch)
             hook = model.base_model.register_forward_pre_hook(extras, with_kwargs=True)
             restore.hooks.append(hook)
+        if (begin := BeginForward(installed)).losses:
+            restore.hooks.append(model.base_model.register_forward_pre_hook(begin))
         _give_own_configs(model, attention, restore)
         _keep_own_keys(model, restore)
         return restore

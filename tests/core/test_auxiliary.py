@@ -28,10 +28,10 @@ class NoOptions(zoo.Options):
 class Penalised(nn.Module):
     """Softmax attention times a gain whose square is the auxiliary loss."""
 
-    def __init__(self) -> None:
+    def __init__(self, site: zoo.Site | None = None) -> None:
         super().__init__()
         self.gain = nn.Parameter(torch.tensor(2.0))
-        self.auxiliary = AuxiliaryLoss("penalised")
+        self.auxiliary = AuxiliaryLoss("penalised", site)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, ctx: zoo.Context) -> Tensor:
         self.auxiliary.keep(self.gain.square())
@@ -51,7 +51,7 @@ PENALISED = zoo.Mechanism(
     supports=zoo.Supports(),
     options=NoOptions,
     swap="approximate",
-    factory=lambda site, options: Penalised(),
+    factory=lambda site, options: Penalised(site),
 )
 
 
@@ -137,6 +137,45 @@ def test_training_without_them_warns_once() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         module(x, x, x, zoo.Context())
+
+
+def test_a_model_warns_once_for_all_its_sites() -> None:
+    model = zoo.build("vit", "penalised", seed=0, **registry.architecture("vit").adapter().tiny())
+    images = torch.randn(2, 3, *model.patch_embed.img_size)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            model(images).sum().backward()
+    assert [str(one.message)[:22] for one in told] == ["penalised trains witho"]
+
+
+def test_a_site_that_does_not_run_again_has_no_loss() -> None:
+    """And none of an earlier graph, which a second backward would refuse."""
+    model = zoo.build("vit", "penalised", seed=0, **registry.architecture("vit").adapter().tiny())
+    images = torch.randn(2, 3, *model.patch_embed.img_size)
+    (model(images).sum() + zoo.auxiliary_loss(model)).backward()
+    twin = copy.deepcopy(model)
+    for one in (model, twin):
+        one.forward_intermediates(images, indices=[0], stop_early=True)
+        assert zoo.auxiliary_loss(one).item() == 2.0**2
+        zoo.auxiliary_loss(one).backward()
+    text = classifier()
+    text(torch.arange(5, 13)[None])
+    del text.bert.encoder.layer[1:]
+    text(torch.arange(5, 13)[None])
+    assert zoo.auxiliary_loss(text).item() == 2.0**2
+
+
+def test_a_module_that_all_layers_share_adds_one_for_each() -> None:
+    tiny = registry.architecture("albert").adapter().tiny()
+    model = zoo.build("albert", "penalised", seed=0, **{**tiny, "num_hidden_layers": 3})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2):
+            model(torch.arange(5, 13)[None])
+            loss = zoo.auxiliary_loss(model)
+            assert loss.item() == 3 * 2.0**2
+            loss.backward()
 
 
 def test_training_with_them_does_not_warn() -> None:

@@ -31,7 +31,7 @@ from torch.nn.utils import get_total_norm
 
 from zoo_core.errors import DoesNotFit, OptionError
 from zoo_core.fidelity.activations import ActivationCache, Replay
-from zoo_core.nn.auxiliary import AuxiliaryLoss
+from zoo_core.nn.auxiliary import losses_in
 from zoo_core.patching import adapter_of, unwrap
 
 
@@ -299,7 +299,5 @@ def _evaluate(module: nn.Module, args: tuple[Any, ...]) -> None:
 
 def _drop_auxiliary_losses(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
     """Forward hook: a loss that no longer teaches anyone would be all a skipped layer leaves."""
-    for inner in module.modules():
-        for value in vars(inner).values():
-            if isinstance(value, AuxiliaryLoss):
-                value.keep(None)
+    for loss in losses_in(module):
+        loss.begin()

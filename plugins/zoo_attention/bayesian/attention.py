@@ -50,7 +50,7 @@ class BayesianAttention(nn.Module):
         self.kl_weight = options.kl_weight
         self.chained = options.prior == "layers"
         self.prior = prior(site, options)
-        self.auxiliary = AuxiliaryLoss("bayesian")
+        self.auxiliary = AuxiliaryLoss("bayesian", site)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> Tensor:
         """q (B, H, L, D), k (B, H, S, D), v (B, H, S, E) -> (B, H, L, E)."""

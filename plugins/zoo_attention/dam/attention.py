@@ -54,7 +54,7 @@ class DamAttention(nn.Module):
         self.penalty = options.penalty
         shared = options.share == "layers"
         self.logits = logits_of_all_layers(site, options) if shared else fresh_logits(site, options)
-        self.auxiliary = AuxiliaryLoss("dam")
+        self.auxiliary = AuxiliaryLoss("dam", site)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> Tensor:
         """q (B, H, L, D), k (B, H, S, D), v (B, H, S, E) -> (B, H, L, E).

@@ -57,7 +57,7 @@ class SelfModulatingAttention(nn.Module):
         self.state_bias = nn.Parameter(torch.zeros(width))
         self.marks = nn.Parameter(torch.zeros(width, width))
         self.log_scale = nn.Parameter(torch.zeros(site.heads))
-        self.auxiliary = AuxiliaryLoss("self_modulating")
+        self.auxiliary = AuxiliaryLoss("self_modulating", site)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> Tensor:
         """q (B, H, N, D), k (B, H, N, D), v (B, H, N, E) -> (B, H, N, E).
