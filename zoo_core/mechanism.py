@@ -226,7 +226,8 @@ class Mechanism:
         yardsticks).
     memory: growth in `n` of the peak of a forward and its backward, where memory runs out first.
         What is worked on at once, part by part, counts as the tokens whose own memory it equals.
-    swap: what patching pretrained weights without training does.
+    swap: what patching pretrained weights without training does: nothing ("exact"); keep a
+        sentence encoder's embeddings at a mean cosine of 0.8 or more ("approximate"); or less.
     factory: `(site, options) -> nn.Module` following `zoo_core.attention.AttentionModule`.
     exact_at: the options at which it equals softmax attention on `site`, or None there.
     api: version of this record's meaning; plugins written for 1 keep working.

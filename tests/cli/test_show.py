@@ -68,6 +68,7 @@ def test_everything_a_mechanism_says(zoo, live_site):
     [
         ("None", "never equals softmax attention"),
         ("lambda site: None", "never equals softmax attention"),
+        ("lambda site: AllOptions() if site.grid else None", "softmax attention on a grid of one "),
         ("lambda site: AllOptions()", "exact       equals softmax attention\n"),
         ("lambda site: 1 / 0", "unknown: ZeroDivisionError: division by zero"),
     ],

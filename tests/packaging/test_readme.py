@@ -75,6 +75,20 @@ def test_the_measured_table_has_every_mechanism() -> None:
             assert f"| {record.name} " in table
 
 
+def test_what_a_swap_promises_is_what_was_measured() -> None:
+    import zoo_core as zoo
+
+    swaps = {record.name: record.swap for record in zoo.mechanisms(distribution="zoo-core")}
+    table = README.split("<!-- quickstart -->")[1].split("<!-- /quickstart -->")[0]
+    rows = re.findall(r"^\| (\w+) \| ([\d.]+) \|", table, re.MULTILINE)
+    cosines = {name: float(cosine) for name, cosine in rows}
+    assert len(cosines) > 30
+    for name, cosine in cosines.items():
+        swap = "approximate" if cosine >= 0.8 else "needs-training"
+        assert swaps[name] == ("exact" if swaps[name] == "exact" else swap), name
+        assert cosine == 1 or swaps[name] != "exact", name
+
+
 def test_the_table_of_speed_has_every_mechanism() -> None:
     import zoo_core as zoo
 

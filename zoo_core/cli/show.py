@@ -170,21 +170,25 @@ def _exact(record: Mechanism) -> str:
     from zoo_core.attention import Site
     from zoo_core.isolation import ForeignError, Isolation
 
-    never = "never equals softmax attention"
     if record.exact_at is None:
-        return never
+        return "never equals softmax attention"
+    row = Site(max_len=_TOKENS, grid=(1, _TOKENS))
     with Isolation() as isolation:
         try:
             options = isolation.attempt(partial(record.exact_at, Site(max_len=_TOKENS)))
+            on_row = isolation.attempt(partial(record.exact_at, row))
         except ForeignError as error:
             return f"unknown: {error}"
+    where = ""
     if options is None:
-        return never
+        options, where = on_row, " on a grid of one row"
+    if options is None:
+        return "never equals softmax attention"
     values, defaults = options.as_dict(), record.options().as_dict()
     changed = {key: value for key, value in values.items() if value != defaults[key]}
-    if not changed:
-        return "equals softmax attention"
-    return f"equals softmax attention at {_TOKENS} tokens with {_assignments(changed)}"
+    if changed:
+        where = f"{where or f' at {_TOKENS} tokens'} with {_assignments(changed)}"
+    return f"equals softmax attention{where}"
 
 
 def _options(options: Iterable[Row]) -> Iterator[list[str | Cell]]:

@@ -31,6 +31,11 @@ def build(site: Site, options: AxialOptions) -> AxialAttention:
     return AxialAttention(site, options)
 
 
+def exact_at(site: Site) -> AxialOptions | None:
+    """A single row."""
+    return AxialOptions() if site.grid is not None and site.grid[0] == 1 else None
+
+
 AXIAL = Mechanism(
     name="axial",
     summary="Softmax attention along the rows of the grid, then along its columns.",
@@ -46,6 +51,7 @@ AXIAL = Mechanism(
     options=AxialOptions,
     swap="needs-training",
     factory=build,
+    exact_at=exact_at,
     deviations="both steps share the host's projections (the paper has a layer for each); prefix "
     "tokens see every token and are seen along the rows; no masked axes",
 )

@@ -31,6 +31,11 @@ def build(site: Site, options: FactorisedOptions) -> FactorisedAttention:
     return FactorisedAttention(site, options)
 
 
+def exact_at(site: Site) -> FactorisedOptions | None:
+    """A single row, whose heads all attend within it."""
+    return FactorisedOptions(temporal=0.0) if site.grid is not None and site.grid[0] == 1 else None
+
+
 FACTORISED = Mechanism(
     name="factorised",
     aliases=("vivit",),
@@ -45,6 +50,7 @@ FACTORISED = Mechanism(
     options=FactorisedOptions,
     swap="needs-training",
     factory=build,
+    exact_at=exact_at,
     deviations="the paper's model 4; prefix tokens, which it has none of, see and are seen by all; "
     "on a (rows, cols) grid rows take the place of frames",
 )

@@ -52,7 +52,7 @@ SIMAM = Mechanism(
     memory="n*d",
     supports=Supports(key_padding=True, bias=True, linear_in_v=False),
     options=SimamOptions,
-    swap="needs-training",
+    swap="approximate",
     factory=build,
     exact_at=exact_at,
     deviations="the gate follows softmax attention (the paper's follows a convolution); a feature "

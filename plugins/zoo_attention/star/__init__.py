@@ -39,7 +39,7 @@ STAR = Mechanism(
     memory="n*d",
     supports=Supports(key_padding=True, causal=True, weights=True),
     options=StarOptions,
-    swap="approximate",
+    swap="needs-training",
     factory=build,
     deviations="as a mask of one softmax, with the prefix (without one the first token) as the "
     "hub, not a relay node and cyclic updates of its own; distances count real tokens only",

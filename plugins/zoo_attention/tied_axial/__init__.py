@@ -28,6 +28,11 @@ def build(site: Site, options: TiedAxialOptions) -> TiedAxialAttention:
     return TiedAxialAttention(site, options)
 
 
+def exact_at(site: Site) -> TiedAxialOptions | None:
+    """A single row."""
+    return TiedAxialOptions() if site.grid is not None and site.grid[0] == 1 else None
+
+
 TIED_AXIAL = Mechanism(
     name="tied_axial",
     aliases=("msa",),
@@ -44,6 +49,7 @@ TIED_AXIAL = Mechanism(
     options=TiedAxialOptions,
     swap="needs-training",
     factory=build,
+    exact_at=exact_at,
     deviations="both steps share the host's projections (the paper has a sublayer for each); "
     "prefix tokens see every token and stand in every row; no padding within rows",
 )
