@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from zoo_core.patching import Patch as Patch
     from zoo_core.patching import auxiliary_loss as auxiliary_loss
     from zoo_core.patching import patch as patch
+    from zoo_core.patching import redraw as redraw
     from zoo_core.plan import why as why
     from zoo_core.registry import architectures as architectures
     from zoo_core.registry import mechanisms as mechanisms
@@ -72,6 +73,7 @@ _HOMES = {
     "presets": "zoo_core.registry",
     "pull": "zoo_core.hub",
     "push": "zoo_core.hub",
+    "redraw": "zoo_core.patching",
     "register": "zoo_core.registry",
     "retention": "zoo_core.fidelity.retaining",
     "save": "zoo_core.checkpoint",

@@ -96,7 +96,8 @@ class AttentionModule(Protocol):
 
     Optional members: `unused`, a frozenset of "query", "key", "value" naming projections whose
     results it ignores; `attention_map(q, k, ctx) -> (B, H, L, S)`, for looking, not for running;
-    `auxiliary_loss() -> scalar` of the last forward.
+    `auxiliary_loss() -> scalar` of the last forward; `redraw()`, which draws its random buffers
+    anew where training asks for it.
     """
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> Tensor:

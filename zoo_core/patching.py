@@ -327,12 +327,29 @@ def _prepare_for_wrapper(model: Any, modules: Iterable[nn.Module]) -> None:
             )
 
 
+def redraw(model: Any) -> int:
+    """Draw anew what mechanisms once drew at random (performer's directions); how many sites did.
+
+    A step of training, every thousand optimiser steps or so; no forward does it by itself. From
+    torch's global generator: ranks of a distributed run draw alike if seeded alike.
+    """
+    drawn = [site for site in _in_force(model) if hasattr(site, "redraw")]
+    for site in drawn:
+        site.redraw()  # type: ignore[operator]
+    return len(drawn)
+
+
 def auxiliary_loss(model: Any) -> Tensor:
     """The sum of the auxiliary losses of the last forward, a scalar; 0 where there are none."""
-    stack = stack_of(unwrap(model))
     losses = [
         module.auxiliary_loss()  # type: ignore[operator]
-        for module in (stack.in_force().values() if stack else ())
+        for module in _in_force(model)
         if hasattr(module, "auxiliary_loss")
     ]
     return torch.stack(losses).sum() if losses else torch.zeros(())
+
+
+def _in_force(model: Any) -> list[nn.Module]:
+    """What runs at the sites of a model; none where it is not patched."""
+    stack = stack_of(unwrap(model))
+    return list(stack.in_force().values()) if stack else []

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
+import zoo_core as zoo
 from zoo_attention.performer import PERFORMER
 from zoo_core import Context, Site
 from zoo_core.nn import softmax
@@ -157,6 +158,20 @@ def test_redraw_follows_the_seed_and_keeps_the_buffer() -> None:
     assert not torch.equal(buffer, before)
     torch.manual_seed(7)
     assert torch.equal(buffer, performer(features=8).directions.to(torch.float16))
+
+
+@pytest.mark.parametrize("attention", ["performer", ("spe", {"base": "performer"})], ids=str)
+def test_all_sites_of_a_model_are_drawn_anew_by_one_call(attention) -> None:
+    tiny = {"num_hidden_layers": 3, "hidden_size": 32, "num_attention_heads": 2, "vocab_size": 9}
+    model = zoo.build("bert", {"0-1": attention}, seed=0, **tiny).eval()
+    ids = torch.arange(7)[None]
+    before, buffers = model(ids)[0], [b.clone() for n, b in model.named_buffers() if ".zoo." in n]
+    assert zoo.redraw(model) == 2
+    after = [buffer for name, buffer in model.named_buffers() if ".zoo." in name]
+    assert buffers
+    assert not any(torch.equal(old, new) for old, new in zip(buffers, after, strict=True))
+    assert not torch.equal(model(ids)[0], before)
+    assert zoo.redraw(zoo.build("bert", **tiny)) == 0
 
 
 def test_directions_are_saved_with_the_model() -> None:

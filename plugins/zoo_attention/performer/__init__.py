@@ -53,7 +53,7 @@ PERFORMER = Mechanism(
     factory=build,
     deviations=(
         "no epsilon in exp features, whose scale cancels exactly instead; the directions change "
-        "only when redraw() is called; the host's attention dropout is not applied"
+        "only by zoo.redraw(model); the host's attention dropout is not applied"
     ),
 )
 

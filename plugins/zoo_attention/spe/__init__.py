@@ -69,10 +69,10 @@ SPE = Mechanism(
     swap="needs-training",
     factory=build,
     deviations=(
-        "the codes are drawn once, not in every forward; on a grid both kinds act on (rows, cols), "
-        "and the prefix tokens have no position; frequencies may have either sign and follow the "
-        "length of the input; parameters start near a kernel of 1; the host's attention dropout "
-        "is not applied"
+        "the codes are drawn once, and anew by zoo.redraw, not in every forward; on a grid both "
+        "kinds act on (rows, cols), and the prefix tokens have no position; frequencies may have "
+        "either sign and follow the length of the input; parameters start near a kernel of 1; the "
+        "host's attention dropout is not applied"
     ),
 )
 

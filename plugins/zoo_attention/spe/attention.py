@@ -62,7 +62,7 @@ class SPEAttention(nn.Module):
         self.axes = len(site.grid) if site.grid else 1
         extents = site.grid or (site.max_len,)
         if options.kind == "sine":
-            self.codes: nn.Module = SineCodes(site, extents, options.sines, R)
+            self.codes: SineCodes | ConvolutionalCodes = SineCodes(site, extents, options.sines, R)
         else:
             self.codes = ConvolutionalCodes(site, extents, options.kernel, R)
         self.shape = (site.heads, site.head_dim)
@@ -89,6 +89,15 @@ class SPEAttention(nn.Module):
         if self.directions is None:
             return kernels.weights(self._elu_plus_one, q, k, ctx)
         return random_features.weights(self.directions, q, k, ctx, scale=self.scale)
+
+    def redraw(self) -> None:
+        """Draw new codes from torch's global generator, and new directions: a step of training."""
+        for noise in (self.codes.noise, self.free):
+            if noise is not None:
+                noise.normal_()
+        if self.directions is not None:
+            shape = self.directions.shape
+            self.directions.copy_(random_features.orthogonal(*shape, norms="sqrt_d"))
 
     def encode(self, q: Tensor, k: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
         """q^ (B, H, L, R) and k^ (B, H, S, R), in at least fp32; padding holds zeros.
