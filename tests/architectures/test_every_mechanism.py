@@ -53,6 +53,34 @@ def images(size: tuple[int, int]) -> Tensor:
     return torch.randn(2, 3, *size, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
 
+#: Reads a grid, the time of each token, or state of a layer before it.
+GRID, TIMES = {"axial", "factorised", "gpsa", "tied_axial"}, {"self_modulating"}
+STATE = {"bayesian", "evolving", "luna"}
+
+
+@pytest.mark.parametrize(
+    ("family", "refused"),
+    [
+        ("bert", GRID),
+        ("distilbert", GRID),
+        ("electra", GRID),
+        ("roberta", GRID),
+        ("albert", GRID | STATE),  # whose layers are one module
+        ("vit", TIMES),
+        ("deit", TIMES),
+        ("hf_vit", TIMES),
+    ],
+)
+def test_nothing_else_is_refused_than_what_cannot_be(family: str, refused: set[str]) -> None:
+    assert {name for name in MECHANISMS if zoo.why(family, name)} == refused
+
+
+@hosts
+def test_no_mechanism_of_images_is_refused_for_more_prefix_tokens_or_grids(host: str) -> None:
+    model = stock(host)
+    assert {name for name, one in MECHANISMS.items() if not fits(one, model)} == TIMES
+
+
 @every
 @hosts
 def test_it_runs_and_trains_or_is_refused(host: str, mechanism: zoo.Mechanism) -> None:

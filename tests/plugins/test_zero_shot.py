@@ -59,3 +59,19 @@ def test_cosine_to_the_stock_model(
     model = zoo.build("bert", attention, options=options, pretrained=MINILM).eval()
     cosine = torch.cosine_similarity(embed(model, ids), stock).mean().item()
     assert cosine == pytest.approx(golden, abs=0.03)
+
+
+@pytest.mark.parametrize("length", [32, 128])
+def test_linformer_keeps_more_without_the_rows_that_hold_no_token(length: int, ids: Tensor) -> None:
+    """The reason of the default of empty_rows; at 256 tokens and more it makes no difference."""
+    ids = ids[:, :length]
+    wanted = embed(transformers.AutoModel.from_pretrained(MINILM).eval(), ids)
+    masked, null = (
+        torch.cosine_similarity(embed(model, ids), wanted).mean().item()
+        for empty_rows in ("masked", "null")
+        for model in [
+            zoo.build("bert", "linformer", options={"empty_rows": empty_rows}, pretrained=MINILM)
+        ]
+    )
+    assert masked > 0.99
+    assert null < masked - 0.05
