@@ -194,3 +194,18 @@ def test_in_a_model_the_loss_is_that_of_the_last_training_forward(prior: str) ->
     assert model.encoder.layer[1].attention.self.query.weight.grad.any()
     model.eval()(ids)
     assert zoo.auxiliary_loss(model) == 0
+
+
+def test_in_a_model_the_prior_of_a_layer_is_what_the_layer_before_it_hands_on() -> None:
+    tiny = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "vocab_size": 64}
+    losses = {}
+    for prior in ("constant", "layers"):
+        model = zoo.build("bert", "bayesian", options={"prior": prior}, seed=0, **tiny).train()
+        weights = zoo.build("bert", seed=0, **tiny).state_dict()
+        model.load_state_dict(weights, strict=False)
+        torch.manual_seed(0)
+        model(torch.arange(8).view(1, 8))
+        sites = [layer.attention.self.zoo for layer in model.encoder.layer]
+        losses[prior] = [site.auxiliary_loss().item() for site in sites]
+    assert losses["layers"][0] == losses["constant"][0]  # which has none before it
+    assert losses["layers"][1] != losses["constant"][1]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -211,3 +212,12 @@ def test_its_limits_are_softmax_attention(length: int, options: BigBirdOptions) 
     module.short = 0
     wanted = (q @ k.mT * SITE.scale).softmax(-1) @ v
     torch.testing.assert_close(module(q, k, v, Context()), wanted, rtol=0, atol=1e-12)
+
+
+@DIRECTIONS
+def test_inputs_longer_than_it_was_built_for_draw_again_from_all_of_their_blocks(causal) -> None:
+    module = build(site=replace(SITE, max_len=32))
+    q, k, v = inputs(301)
+    wanted = by_formula(q, k, v, edges(module, 301, causal=causal))
+    got = module(q, k, v, Context(causal=causal))
+    torch.testing.assert_close(got, wanted, rtol=0, atol=1e-12)

@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 
+import zoo_core as zoo
 from zoo_attention.dam import DAM, DamOptions
 from zoo_core import Context, Site
 from zoo_core.errors import UnsupportedCall
@@ -230,6 +232,17 @@ class TestSharedByLayers:
         layers = again(self.layers())
         assert len(list(layers.parameters())) == 1
         assert len(layers.state_dict()) == 3
+
+    def test_a_model_saves_it_once_and_loads_it_as_one(self, tmp_path) -> None:
+        tiny = {"num_hidden_layers": 3, "hidden_size": 16, "num_attention_heads": 2}
+        model = zoo.build("bert", "dam", options={"share": "layers"}, vocab_size=9, **tiny)
+        zoo.save(model, tmp_path / "saved")
+        for one in (model, zoo.load(tmp_path / "saved")):
+            logits = [layer.attention.self.zoo.logits for layer in one.encoder.layer]
+            assert len({id(mask) for mask in logits}) == 1
+            assert sum(name.endswith("zoo.logits") for name, _ in one.named_parameters()) == 1
+        with safe_open(tmp_path / "saved" / "model.safetensors", "pt") as file:
+            assert sum(name.endswith("zoo.logits") for name in file.keys()) == 1  # noqa: SIM118
 
     @pytest.mark.parametrize("other", [{"max_len": 16}, {"heads": 4}], ids=["length", "heads"])
     def test_layers_of_another_shape_have_their_own(self, other: dict[str, int]) -> None:
