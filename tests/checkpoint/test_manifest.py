@@ -96,6 +96,7 @@ manifests = st.builds(
     tied=st.dictionaries(names.map("alias.{}".format), names.map("kept.{}".format), max_size=3),
     buffers=st.dictionaries(names, st.sampled_from(["F16", "BF16", "F64"]), max_size=2),
     base=st.none() | bases,
+    trained=st.none() | st.text(max_size=8),
     calibration=st.none() | st.dictionaries(st.text(max_size=8), values, max_size=3),
     created_with=texts,
 )
@@ -145,6 +146,7 @@ def entry(**changes: Any) -> list[dict[str, Any]]:
         ({"tied": {"a": "b", "b": "c"}}, "'a' points at 'b', itself an alias"),
         ({"tied": {"a": 1}}, "tied"),
         ({"buffers": {"a": "C64"}}, "buffers"),
+        ({"trained": True}, "trained"),
         ({"base": {"repo": "../x", "commit": "b" * 40, "sha256": "c" * 64}}, "base.repo"),
         ({"base": {"repo": "o/n", "commit": "main", "sha256": "c" * 64}}, "base.commit"),
         ({"created_with": {"torch": 2}}, "created_with"),

@@ -106,6 +106,22 @@ def test_only_attention_needs_a_base(base: dict[str, str] | None, tmp_path: Path
     refused(bert(), tmp_path, "base", holds="attention", base=base)
 
 
+@pytest.mark.parametrize("train", ["attention", "mechanism"])
+def test_only_attention_needs_weights_that_were_not_trained(train: str, tmp_path: Path) -> None:
+    base = {"repo": "owner/name", "commit": "a" * 40, "sha256": "b" * 64}
+    model = bert()
+    _calibrate(model, train=train)
+    if train == "attention":
+        refused(model, tmp_path, "train='attention'.*whole model", holds="attention", base=base)
+    else:
+        assert zoo.save(model, tmp_path, holds="attention", base=base).calibration is not None
+
+
+def _calibrate(model: nn.Module, **how: object) -> None:
+    data = [{"input_ids": torch.arange(n, n + 8)} for n in range(20)]
+    zoo.calibrate(model, data, steps=2, batch_size=4, progress=False, **how)
+
+
 def test_only_attention_needs_a_patch(tmp_path: Path) -> None:
     base = {"repo": "owner/name", "commit": "a" * 40, "sha256": "b" * 64}
     refused(
@@ -141,6 +157,27 @@ def test_the_card_names_what_to_install(tmp_path: Path) -> None:
     assert card.startswith("---\nlibrary_name: zoo-core\n")
     assert "- linformer\n" in card
     assert "pip install zoo-core" in card
+
+
+def test_the_card_follows_the_model_until_somebody_writes_in_it(tmp_path: Path) -> None:
+    model = bert()
+    zoo.save(model, tmp_path)
+    _calibrate(model)
+    zoo.save(model, tmp_path)
+    card = tmp_path / "README.md"
+    assert "The attention was calibrated on 15 samples of a list of 20" in card.read_text()
+    words = card.read_text() + "and my own words\n"
+    card.write_text(words)
+    zoo.save(bert("softmax"), tmp_path)
+    assert card.read_text() == words
+
+
+def test_the_card_of_a_damaged_checkpoint_stays(tmp_path: Path) -> None:
+    zoo.save(bert(), tmp_path)
+    before = (tmp_path / "README.md").read_bytes()
+    (tmp_path / "zoo.json").write_text("{")
+    zoo.save(bert("softmax"), tmp_path)
+    assert (tmp_path / "README.md").read_bytes() == before
 
 
 def test_shards_give_way_to_one_file_and_back(tmp_path: Path) -> None:

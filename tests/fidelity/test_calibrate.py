@@ -14,6 +14,7 @@ from typing import Any
 
 import fidelity_lab as lab
 import peft
+import PIL.Image
 import pytest
 import torch
 from killing import Change, killed_at
@@ -189,6 +190,7 @@ def test_weights_that_training_made_worse_are_put_back() -> None:
     assert "made it worse (cosine of embeddings 0." in report.notes[-1]
     assert "lower learning_rate" in report.notes[-1]
     assert not lab.changed(model, before)
+    zoo.retention(model, None, lab.tokens(8))  # which is still its own original
 
 
 def test_progress_tells_loss_retention_and_time_left() -> None:
@@ -292,6 +294,58 @@ class TestReproducible:
         assert report.steps == 10
         assert not lab.changed(first, lab.state(second))
 
+    @pytest.mark.parametrize("noise", [False, True])
+    def test_the_report_of_a_finished_run_is_that_of_the_first(self, noise, tmp_path) -> None:
+        reports = []
+        for _ in range(2):
+            model = lab.bert()
+            model.encoder.layer[0].attention.self.zoo.spare = torch.nn.Parameter(torch.ones(2))
+            reports.append(calibrate(model, noise=noise, checkpoint=tmp_path))
+        assert "no gradient reached 1 tensor" in reports[0].notes[0]
+        assert reports[0] == reports[1]
+
+    def test_a_mechanism_that_is_drawn_anew_is_no_other_run(self, tmp_path) -> None:
+        how = {**RATES, "checkpoint": tmp_path, "checkpoint_every": 2}
+        with pytest.raises(Killed):
+            calibrate(lab.bert(), on_step=kill_at(5), **how)
+        again = lab.bert()
+        with torch.no_grad():
+            again.encoder.layer[0].attention.self.zoo.project_keys.add_(1)
+        report = calibrate(again, **how)
+        whole = lab.bert()
+        assert report.history == calibrate(whole, **RATES).history
+        assert not lab.changed(again, lab.state(whole))
+
+    def test_other_frozen_weights_are_another_run(self, tmp_path) -> None:
+        calibrate(lab.bert(), checkpoint=tmp_path, train="mechanism")
+        with pytest.raises(CheckpointError, match="another weights"):
+            calibrate(_scaled(lab.bert()), checkpoint=tmp_path, train="mechanism")
+
+    def test_another_teacher_is_another_run(self, tmp_path) -> None:
+        teachers = [lab.bert("softmax"), _scaled(lab.bert("softmax"))]
+        for _ in range(2):  # the same one goes on
+            calibrate(lab.bert(), teacher=teachers[0], checkpoint=tmp_path)
+        for teacher in (teachers[1], None):
+            with pytest.raises(CheckpointError, match="another teacher"):
+                calibrate(lab.bert(), teacher=teacher, checkpoint=tmp_path)
+
+    def test_files_count_by_their_content(self, tmp_path) -> None:
+        pictures = [(one * 50 + 128).clamp(0, 255).byte() for one in lab.images(33)]
+        _write(tmp_path / "first", pictures[:32])
+        _write(tmp_path / "copy", pictures[:32])
+        _write(tmp_path / "other", [pictures[32], *pictures[1:32]])
+        run = {"checkpoint": tmp_path / "run", "steps": 2, "batch_size": 16}
+        calibrate(lab.vit(), tmp_path / "first", **run)
+        calibrate(lab.vit(), tmp_path / "copy", **run)
+        with pytest.raises(CheckpointError, match="another data"):
+            calibrate(lab.vit(), tmp_path / "other", **run)
+
+    def test_the_same_tokens_in_other_texts_are_other_data(self, tmp_path) -> None:
+        line = torch.cat([one["input_ids"] for one in lab.tokens(40, longest=7)])
+        calibrate(lab.bert(), [{"input_ids": one} for one in line.split(6)], checkpoint=tmp_path)
+        with pytest.raises(CheckpointError, match="another data"):
+            calibrate(lab.bert(), [{"input_ids": t} for t in line.split(5)], checkpoint=tmp_path)
+
     @pytest.mark.parametrize(
         ("change", "named"),
         [({"steps": 11}, "settings"), ({"data": lab.tokens(41)}, "data")],
@@ -334,6 +388,42 @@ class TestLeavesTheRestAlone:
         assert not lab.changed(model, before)
         assert model.training
         assert zoo.inspect(model).calibration is None
+
+    @pytest.mark.parametrize("whose", ["the model", "the teacher"])
+    def test_weights_that_are_no_numbers_are_told_of_first(self, whose: str) -> None:
+        model, teacher = lab.bert(), lab.bert("softmax")
+        broken = model if whose == "the model" else teacher
+        with torch.no_grad():
+            broken.encoder.layer[1].output.dense.bias[3] = float("nan")
+        message = rf"output of {whose} .*NaN.*'encoder.layer.1.output.dense.bias'"
+        with pytest.raises(zoo.ZooError, match=message):
+            calibrate(model, teacher=teacher)
+
+    def test_data_that_are_no_numbers_are_told_of_first(self) -> None:
+        data = lab.images()
+        for image in data:
+            image[0, 0, 0] = float("inf")
+        with pytest.raises(zoo.ZooError, match="the data do too, in 'pixel_values'"):
+            calibrate(lab.vit(), data)
+
+    def test_gradients_that_are_off_outside_are_on_inside(self) -> None:
+        models = [lab.bert(), lab.bert()]
+        with torch.no_grad():
+            calibrate(models[0], steps=4)
+        calibrate(models[1], steps=4)
+        assert not lab.changed(models[0], lab.state(models[1]))
+
+    def test_inference_mode_is_refused(self) -> None:
+        model = lab.bert()
+        before = lab.state(model)
+        with torch.inference_mode(), pytest.raises(zoo.ZooError, match="leave it before this call"):
+            calibrate(model, steps=4)
+        with torch.inference_mode():
+            teacher = lab.bert("softmax")
+        with pytest.raises(zoo.ZooError, match="of BertModel was made under"):
+            calibrate(model, teacher=teacher, steps=4)
+        assert not lab.changed(model, before)
+        assert all(p.requires_grad for p in model.parameters())
 
     def test_divergence_is_told_and_undone(self) -> None:
         model = lab.bert()
@@ -420,6 +510,22 @@ class TestTwins:
                 a, b = ours[row][mask[row]], outputs[path][row][mask[row]]
                 expected = (a - b).square().sum() / b.square().sum()
                 torch.testing.assert_close(error[row], expected, atol=1e-5, rtol=1e-4)
+
+
+def _scaled(model: torch.nn.Module) -> torch.nn.Module:
+    """The host's weights, half as large again."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if ".zoo." not in name:
+                parameter.mul_(1.5)
+    return model
+
+
+def _write(folder: Path, pictures: list[torch.Tensor]) -> None:
+    folder.mkdir()
+    for number, picture in enumerate(pictures):
+        image = PIL.Image.fromarray(picture.permute(1, 2, 0).numpy())
+        image.save(folder / f"{number:02d}.png")
 
 
 def _batch(family: str) -> dict[str, torch.Tensor]:

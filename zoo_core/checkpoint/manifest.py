@@ -56,6 +56,7 @@ class Manifest:
     holds: "model" = every tensor, "attention" = only what the mechanisms added to `base`.
     files: the weight files by name. tied: name of a tensor -> name it is stored under.
     buffers: dtypes of buffers that a fresh model computes, where they differ from its own.
+    trained: what a calibration trained of the host's own weights, with whatever attention.
     """
 
     architecture: str
@@ -70,6 +71,7 @@ class Manifest:
     buffers: Mapping[str, str] = field(default_factory=dict)
     base: Base | None = None
     calibration: Mapping[str, Any] | None = None
+    trained: str | None = None
     created_with: Mapping[str, str] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
@@ -90,6 +92,7 @@ class Manifest:
             **buffers,
             "base": None if self.base is None else dict(vars(self.base)),
             "calibration": None if self.calibration is None else dict(self.calibration),
+            **({"trained": self.trained} if self.trained is not None else {}),
             "created_with": dict(self.created_with),
         }
 
@@ -164,8 +167,9 @@ def _manifest(data: Any, where: str) -> Manifest:
         raise CheckpointError(f"{where}: schema is {schema!r}, must be {SCHEMA}")
     template = Manifest.__dataclass_fields__
     keys = ["schema", *("class" if name == "model_class" else name for name in template)]
+    optional = ["buffers", "trained"]
     checks.keys(
-        where, data, required=[key for key in keys if key != "buffers"], optional=["buffers"]
+        where, data, required=[key for key in keys if key not in optional], optional=optional
     )
     manifest = Manifest(
         architecture=_architecture(f"{where}: architecture", data["architecture"]),
@@ -180,6 +184,7 @@ def _manifest(data: Any, where: str) -> Manifest:
         buffers=checks.texts(f"{where}: buffers", data.get("buffers", {})),
         base=_base(f"{where}: base", data["base"]),
         calibration=checks.typed(f"{where}: calibration", data["calibration"], dict, type(None)),
+        trained=checks.typed(f"{where}: trained", data.get("trained"), str, type(None)),
         created_with=checks.texts(f"{where}: created_with", data["created_with"]),
     )
     _check_whole(manifest, where)

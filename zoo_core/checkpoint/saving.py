@@ -20,7 +20,7 @@ from zoo_core.checkpoint import calibration, layout, strict_json, tensors
 from zoo_core.checkpoint.atomic import replacing
 from zoo_core.checkpoint.card import card
 from zoo_core.checkpoint.digest import Digest, sha256_of
-from zoo_core.checkpoint.manifest import SCHEMA, FileRecord, Holds, Manifest
+from zoo_core.checkpoint.manifest import SCHEMA, FileRecord, Holds, Manifest, read_manifest
 from zoo_core.checkpoint.rebuilding import rebuild, safe_config
 from zoo_core.errors import CheckpointError
 from zoo_core.inspection import inspect
@@ -47,7 +47,8 @@ def save(
     """Write `model`, or the known model inside a wrapper, to `directory`.
 
     A checkpoint that is there is replaced at once, or stays whole if anything fails. README.md is
-    written only where there is none, and files that are not a checkpoint's are left alone.
+    written where there is none, and anew where it is as the last save left it; one that anybody
+    changed, and files that are not a checkpoint's, are left alone.
 
     holds: "model" writes every tensor; "attention" only what the mechanisms added to `base`.
     base: {"repo": "owner/name", "commit": 40 hex digits, "sha256": that of its weights}.
@@ -60,9 +61,20 @@ def save(
     ready = _ready(model, holds, base, max_shard_size)
     with replacing(Path(directory)) as folder:
         manifest = ready.write(folder, tokenizer, sha256_of)
-        if not (Path(directory) / layout.CARD).exists():
+        if _card_is_ours(Path(directory)):
             (folder / layout.CARD).write_text(card(manifest), encoding="utf-8")
     return manifest
+
+
+def _card_is_ours(directory: Path) -> bool:
+    """Whether nobody's words are lost with README.md: it is missing, or what its manifest gives."""
+    try:
+        text = (directory / layout.CARD).read_text(encoding="utf-8")
+        return text == card(read_manifest(directory))
+    except FileNotFoundError:
+        return True
+    except (CheckpointError, UnicodeDecodeError):
+        return False
 
 
 def write(
@@ -149,6 +161,13 @@ def _describe(host: nn.Module, holds: Holds, base: Mapping[str, str] | None) -> 
             'holds="attention" needs base={"repo": "owner/name", "commit": ..., "sha256": ...}, '
             'the published model that the attention was added to; holds="model" needs nothing'
         )
+    trained = calibration.trained_host(host)
+    if holds == "attention" and trained is not None:
+        raise CheckpointError(
+            f'holds="attention" leaves out the model\'s own weights, which a calibration trained '
+            f'(train={trained!r}); save the whole model with holds="model", or calibrate one built '
+            "anew with train='mechanism'"
+        )
     architecture, adapter = adapter_of(host)
     config = dict(adapter.config(host))
     config.pop("class", None)
@@ -165,6 +184,7 @@ def _describe(host: nn.Module, holds: Holds, base: Mapping[str, str] | None) -> 
         "tied": {},
         "base": None if base is None else dict(base),
         "calibration": calibration.result_of(host, attention_block(host)),
+        **({"trained": trained} if trained is not None else {}),
         "created_with": {"zoo-core": __version__, "torch": torch.__version__},
     }
     return Manifest.from_json(strict_json.dump(data, f"the config of {type(host).__name__}"))

@@ -10,8 +10,8 @@ from torch import nn
 
 from zoo_core.checkpoint.calibration import keep
 from zoo_core.errors import PatchError
-from zoo_core.fidelity import sharding
-from zoo_core.fidelity.healing import Healing
+from zoo_core.fidelity import preparing, sharding
+from zoo_core.fidelity.healing import Healing, check_trainable
 from zoo_core.fidelity.processes import Processes
 from zoo_core.fidelity.reports import Report
 from zoo_core.fidelity.retaining import teacher_host
@@ -53,13 +53,14 @@ def calibrate(
         it, at most `held_out` samples, is only measured on.
     teacher: the original; by default the model itself without its patches, whose weights are not
         copied except for those that are trained.
-    tokenizer: by default that of the directory or repository the model was loaded from; for
-        images an image processor, by default timm's transform of the model.
+    tokenizer: or where it is; by default that of the directory or repository the model was loaded
+        from; for images an image processor, by default timm's transform of the model. A
+        SentenceTransformer brings its own, and its max_seq_length and pooling.
     max_length: longest text in tokens. packed: join texts into rows of just that length, instead
         of padding each batch to its longest text. batch_size: samples of one forward.
     steps: optimiser steps over both stages.
     train: "mechanism" (its own tensors only), "attention" (the projections around it too), "all".
-        Of a model with LoRA adapters, only what PEFT left trainable.
+        What is frozen stays so, also what PEFT froze around LoRA adapters.
     column: of a dataset. checkpoint: a directory in which the state is kept; a run that was
         killed and is started again in the same way goes on from there to the same result.
     on_step: called after each step. progress: show a bar; by default on a terminal.
@@ -72,12 +73,15 @@ def calibrate(
     too, and ZooError says what to do; also where training made embeddings (and logits, if there
     are) worse, which the report's notes then say.
     """
-    chosen = Settings.of(
-        {"batch_size": batch_size, "steps": steps, "train": train, **settings}, owner="calibrate"
-    )
     host = unwrap(model)
     if not attention_block(host):
         raise PatchError("this model has its stock attention: zoo.patch it before calibrating")
+    check_trainable(host)
+    reading = preparing.reading_of(
+        model, tokenizer=tokenizer, max_length=max_length, pooling=settings.get("pooling")
+    )
+    given = {"batch_size": batch_size, "steps": steps, "train": train, **settings}
+    chosen = Settings.of({**given, "pooling": reading.pooling}, owner="calibrate")
     selection = select(host, chosen.train)
     original = teacher_host(host, teacher)
     processes = Processes.here()
@@ -86,8 +90,8 @@ def calibrate(
         data,
         chosen,
         column=column,
-        tokenizer=tokenizer,
-        max_length=max_length,
+        tokenizer=reading.tokenizer,
+        max_length=reading.max_length,
         packed=packed,
     )
     for one in dict.fromkeys((host, original)):
@@ -103,7 +107,7 @@ def calibrate(
         work = host if mesh is None else sharding.copy_to_train(host, selection)
         teaches = work if original is host else original
         trained = sharding.chosen_in(work, selection)
-        healing = Healing.of(work, teaches, trained, samples, chosen, tokenizer)
+        healing = Healing.of(work, teaches, trained, samples, chosen, reading.tokenizer)
         if mesh is not None:  # the teacher, made by now, has kept the tensors whole
             healing.selection = sharding.shard(work, trained, mesh)
         report = healing.run(processes, checkpoint, watchers)
@@ -111,7 +115,7 @@ def calibrate(
             put_back()
         elif mesh is not None:
             sharding.give_back(host, work, selection)
-    keep(host, attention_block(host), report.summary())
+    keep(host, attention_block(host), report.summary(), put_back=healing.worse)
     return report
 
 

@@ -14,9 +14,10 @@ from torch.nn import Parameter
 
 from zoo_core.errors import ZooError
 from zoo_core.fidelity import losses
-from zoo_core.fidelity.observing import logits_of
+from zoo_core.fidelity.healing import check_trainable
+from zoo_core.fidelity.observing import check_finite, logits_of
 from zoo_core.fidelity.processes import Processes
-from zoo_core.fidelity.resuming import Saves
+from zoo_core.fidelity.resuming import Saves, fingerprint
 from zoo_core.fidelity.retaining import evaluating
 from zoo_core.fidelity.samples import Samples, encode
 from zoo_core.fidelity.selection import Selection, kept, mechanism_buffers
@@ -25,7 +26,7 @@ from zoo_core.fidelity.sources import read
 from zoo_core.fidelity.training import Progress, Run, Stage, to_device
 from zoo_core.fidelity.watching import bar
 from zoo_core.mechanism import option
-from zoo_core.patching import auxiliary_loss, unwrap
+from zoo_core.patching import attention_block, auxiliary_loss, stack_of, unwrap
 
 MINIMUM = 16
 
@@ -100,6 +101,7 @@ def distil(
     values = {"batch_size": batch_size, "steps": steps, **settings}
     chosen = DistilSettings.of(values, owner="distil")
     host = unwrap(student)
+    check_trainable(host)
     trained = {name: p for name, p in host.named_parameters() if p.requires_grad}
     if not trained:
         raise ZooError("every parameter of the student is frozen; there is nothing to train")
@@ -111,7 +113,7 @@ def distil(
     samples = replace(samples, hand_labels=True)
     processes = Processes.here()
     processes.agree([*host.parameters(), *host.buffers()])
-    lesson = _Lesson(host, teacher, *samples.split(chosen.held_out, chosen.seed), chosen)
+    lesson = _Lesson(host, teacher, samples, *samples.split(chosen.held_out, chosen.seed), chosen)
     shown = progress if processes.is_main else False
     with (
         kept(host, Selection({}, {}, trained)),
@@ -120,33 +122,31 @@ def distil(
         bar(chosen.steps, "accuracy", shown=shown) as tell,
     ):
         watchers = (tell, on_step) if on_step else (tell,)
-        return lesson.run(trained, samples.digest(), processes, checkpoint, watchers)
+        return lesson.run(trained, processes, checkpoint, watchers)
 
 
 @dataclass(eq=False)
 class _Lesson:
-    """One run: who learns from whom, on what."""
+    """One run: who learns from whom, on what. samples: those of both parts."""
 
     student: nn.Module
     teacher: nn.Module
+    samples: Samples
     measured: Samples
     training: Samples
     settings: DistilSettings
 
+    @torch.enable_grad()  # whoever calls may have turned gradients off
     def run(
         self,
         trained: dict[str, Parameter],
-        digest: str,
         processes: Processes,
         checkpoint: str | Path | None,
         watchers: Sequence[Callable[[Progress], None]],
     ) -> Distilled:
         """Train, and measure both."""
-        key = {
-            "settings": self.settings.as_dict(),
-            "data": digest,
-            "choice of tensors": {name: list(p.shape) for name, p in trained.items()},
-        }
+        self._check_answers()
+        saves = None if checkpoint is None else Saves(checkpoint, self._key(trained))
         self.student.train()
         stage = Stage(
             "distilling", self.settings.steps, [(trained, self.settings.learning_rate)], self.loss
@@ -159,7 +159,7 @@ class _Lesson:
             schedule=self.settings,
             processes=processes,
             device=next(self.student.parameters()).device,
-            saves=None if checkpoint is None else Saves(checkpoint, key),
+            saves=saves,
             watchers=watchers,
         )
         teacher_accuracy = self.accuracy(self.teacher)
@@ -173,6 +173,31 @@ class _Lesson:
             settings=self.settings.as_dict(),
             history=tuple(run.memory.history),
         )
+
+    def _key(self, trained: dict[str, Parameter]) -> dict[str, Any]:
+        """What must agree for a run on disk to be continued."""
+        # A mechanism's tensors, which are often drawn anew at each start, come from the disk.
+        drawn = {name for name in trained if ".zoo." in name} | {*mechanism_buffers(self.student)}
+        stack = stack_of(self.teacher)
+        return {
+            "settings": self.settings.as_dict(),
+            "data": self.samples.digest(),
+            "attention": attention_block(self.student),
+            "weights": fingerprint(self.student, without=drawn),
+            "teacher": [fingerprint(self.teacher), stack.attention() if stack else []],
+            "choice of tensors": {name: list(p.shape) for name, p in trained.items()},
+        }
+
+    @torch.no_grad()
+    def _check_answers(self) -> None:
+        """Raise ZooError for NaN or infinity in what either says before anything is trained."""
+        indices = self.measured.batches(self.settings.batch_size)[0]
+        for who, model in {"the teacher": self.teacher, "the student": self.student}.items():
+            device = next(model.parameters()).device
+            batch = to_device(self.measured.batch(indices), device)
+            batch.pop("labels")
+            with evaluating(model):
+                check_finite(who, model, batch, [_one(logits_of(model, batch))])
 
     def loss(self, batch: dict[str, Tensor]) -> Tensor:
         """The distillation loss of each sample of a batch, (B,)."""

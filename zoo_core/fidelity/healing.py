@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -13,20 +12,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from zoo_core.errors import OptionError
+from zoo_core.errors import OptionError, ZooError
 from zoo_core.fidelity import losses, preparing, twins
 from zoo_core.fidelity.layers import layer_errors
-from zoo_core.fidelity.masking import Masking
+from zoo_core.fidelity.masking import Masking, check_host
 from zoo_core.fidelity.observing import Observed, mask_for, observe
 from zoo_core.fidelity.processes import Processes
 from zoo_core.fidelity.reports import SCORES, Report, Retention
-from zoo_core.fidelity.resuming import Saves
+from zoo_core.fidelity.resuming import Saves, fingerprint
 from zoo_core.fidelity.retaining import Scale, evaluating
 from zoo_core.fidelity.samples import Samples
 from zoo_core.fidelity.selection import Selection, mechanism_buffers
 from zoo_core.fidelity.settings import Settings
-from zoo_core.fidelity.sharding import whole
-from zoo_core.fidelity.training import Progress, Run, Stage
+from zoo_core.fidelity.training import Progress, Run, Stage, noise_from, to_device
 from zoo_core.patching import attention_block, auxiliary_loss
 
 _RESAMPLES = 1000
@@ -39,6 +37,7 @@ _RATE = 1e-3
 class Healing:
     """One calibration: a host, its teacher, the samples to learn from and those to measure on.
 
+    samples: all of them. training: those to learn from; the others are in `scale`.
     own: whether the teacher is the host itself, so that both agree wherever nothing is trained.
     paths: the patched layers, empty where the teacher is built differently.
     worse: whether training made the host worse, so that its weights are to be put back.
@@ -47,13 +46,13 @@ class Healing:
     host: nn.Module
     stock: nn.Module
     selection: Selection
+    samples: Samples
     training: Samples
     scale: Scale
     settings: Settings
     own: bool
     paths: list[str]
     masking: Masking | None
-    digest: str
     worse: bool = False
 
     @classmethod
@@ -67,6 +66,7 @@ class Healing:
         tokenizer: Any,
     ) -> Healing:
         """Make the teacher's twin and set samples aside; the host is left as it is."""
+        check_trainable(original)
         own = original is host
         stock = twins.stock_twin(original, own=selection.host.values() if own else ())
         measured, training = samples.split(settings.held_out, settings.seed)
@@ -81,12 +81,14 @@ class Healing:
         )
         masking = None
         if settings.match == "masked-lm":
+            check_host(host)
             tokenizer = tokenizer or preparing.tokenizer_of(host)
             masking = Masking.of(tokenizer, settings.mask_share)
-        paths = scale.paths
-        digest = samples.digest()
-        return cls(host, stock, selection, training, scale, settings, own, paths, masking, digest)
+        return cls(
+            host, stock, selection, samples, training, scale, settings, own, scale.paths, masking
+        )
 
+    @torch.enable_grad()  # whoever calls may have turned gradients off
     def run(
         self,
         processes: Processes,
@@ -112,8 +114,9 @@ class Healing:
         )
         self._set_noise()
         run.train()
+        notes = self._notes(run, processes)
         self.host.eval()
-        after, notes = self.scale.measure(), self._notes(run)
+        after = self.scale.measure()
         worse = torch.tensor(float(_is_worse(after, before)), device=self.scale.device)
         if processes.sum(worse).item():  # the same answer in all of them
             notes = (*notes, _no_gain(before, after))
@@ -158,6 +161,8 @@ class Healing:
     def _check(self, before: Retention) -> None:
         """Raise OptionError for an output that the model does not have, before anything changes."""
         match, settings = self.settings.match, self.settings
+        if match == "auto":
+            self.scale.check_logits()
         if match in ("logits", "masked-lm") and "logits_divergence" not in before.scores:
             raise OptionError(
                 f"match={match!r}, but model and teacher have no logits in common; build the "
@@ -229,30 +234,65 @@ class Healing:
 
     def _key(self) -> dict[str, Any]:
         """What must agree for a run on disk to be continued."""
-        weights = hashlib.sha256()
-        for parameter in self.selection.host.values():
-            weights.update(whole(parameter.detach()).float().cpu().numpy().tobytes())
+        # A mechanism's tensors, which are often drawn anew at each start, come from the disk.
+        drawn = {*self.selection.mechanism, *mechanism_buffers(self.host)}
         return {
             "settings": self.settings.as_dict(),
-            "data": self.digest,
+            "data": self.samples.digest(),
             "attention": attention_block(self.host),
-            "weights": weights.hexdigest(),
+            "weights": fingerprint(self.host, without=drawn),
+            "teacher": None if self.own else fingerprint(self.stock),
             "choice of tensors": {n: list(p.shape) for n, p in self.selection.everything.items()},
         }
 
-    def _notes(self, run: Run) -> tuple[str, ...]:
+    def _notes(self, run: Run, processes: Processes) -> tuple[str, ...]:
         notes = []
         if run.memory.skipped:
             notes.append(f"stopped early: no gain in {self.settings.patience} looks")
         if not self.paths:
             notes.append("the teacher is built differently: nothing was matched layer by layer")
-        idle = [name for name, p in run.stages[-1].parameters.items() if p.grad is None]
-        if idle and run.done and run.processes.count == 1:
+        idle = self._idle(run.stages[-1]) if processes.count == 1 else []
+        if idle:
             tensors = "1 tensor" if len(idle) == 1 else f"{len(idle)} tensors"
             own = any(name in self.selection.mechanism for name in idle) and not self.settings.noise
             hint = "; noise=True runs mechanisms in training mode, which some need" if own else ""
             notes.append(f"no gradient reached {tensors}, such as {idle[0]}{hint}")
         return tuple(notes)
+
+    def _idle(self, stage: Stage) -> list[str]:
+        """The tensors of a stage that no gradient reaches.
+
+        Asked of one batch, not of what the last step left: a run that was finished before, and is
+        read from the disk, makes no step.
+        """
+        for parameter in stage.parameters.values():
+            parameter.requires_grad_(True)
+        indices = list(range(min(self.settings.batch_size, len(self.training))))
+        device = self.scale.device
+        with (
+            noise_from(device, self.settings.seed),
+            torch.autocast(device.type, torch.bfloat16, enabled=self.settings.bf16),
+        ):
+            loss = stage.loss(to_device(self.training.batch(indices), device)).float().sum()
+        reached = torch.autograd.grad(loss, [*stage.parameters.values()], allow_unused=True)
+        pairs = zip(stage.parameters, reached, strict=True)
+        return [name for name, gradient in pairs if gradient is None]
+
+
+def check_trainable(*models: nn.Module) -> None:
+    """Raise ZooError where torch's inference mode is on, or has made weights of these models."""
+    if torch.is_inference_mode_enabled():
+        raise ZooError(
+            "nothing can be trained under torch.inference_mode(); leave it before this call"
+        )
+    for model in models:
+        made_there = [name for name, p in model.named_parameters() if p.is_inference()]
+        if made_there:
+            raise ZooError(
+                f"{made_there[0]!r} of {type(model).__name__} was made under "
+                "torch.inference_mode(), which rules out training; build or load that model "
+                "outside it"
+            )
 
 
 def _is_worse(after: Retention, before: Retention) -> bool:

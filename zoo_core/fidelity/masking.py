@@ -9,9 +9,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zoo_core.errors import ZooError
+from zoo_core.errors import OptionError, ZooError
+from zoo_core.fidelity import preparing
 
 _IGNORED = -100
+
+
+def check_host(host: Any) -> None:
+    """Raise OptionError for a model that does not tell tokens, and so cannot tell hidden ones."""
+    head = getattr(host, "get_output_embeddings", lambda: None)()
+    if head is None:
+        raise OptionError(
+            f"match='masked-lm', but {type(host).__name__} does not tell tokens; build the model "
+            "with task='masked-lm', or choose another match="
+        )
 
 
 @dataclass(frozen=True)
@@ -25,7 +36,11 @@ class Masking:
 
     @classmethod
     def of(cls, tokenizer: Any, share: float) -> Masking:
-        """Read the ids off a tokenizer. Raises ZooError for one without a mask token."""
+        """Read the ids off a tokenizer, or that of a place.
+
+        Raises ZooError for one without a mask token.
+        """
+        tokenizer = preparing.loaded(tokenizer)
         mask_id = getattr(tokenizer, "mask_token_id", None)
         if mask_id is None:
             raise ZooError("match='masked-lm' needs a tokenizer= with a mask token")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,10 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zoo_core.errors import ZooError
+from zoo_core.errors import OptionError, ZooError
 from zoo_core.fidelity.metrics import mean_pool
+from zoo_core.fidelity.sharding import whole
+from zoo_core.patching import stack_of
 
 Batch = Mapping[str, Tensor]
+
+POOLINGS = ("mean", "cls")
 
 
 @dataclass(eq=False)
@@ -39,7 +43,11 @@ def observe(
 
     paths: attention modules whose inputs to record. pooling: "mean" of the real tokens or "cls",
     the first one; timm's models have their own.
+    Raises OptionError for another pooling. Without gradients, where nothing else would notice, also
+    ZooError for an answer that holds NaN or infinity; a loss that does is told by who trains.
     """
+    if pooling not in POOLINGS:
+        raise OptionError(f"pooling={pooling!r} must be one of {', '.join(map(repr, POOLINGS))}")
     states: list[Tensor] = []
     with ExitStack() as hooks:
         for path in paths:
@@ -48,7 +56,40 @@ def observe(
             hooks.callback(handle.remove)
         seen = _timm(model, batch) if is_timm(model) else _transformers(model, batch, pooling)
     seen.states = states
+    if not torch.is_grad_enabled():
+        check_finite(_described(model), model, batch, (seen.embedding, seen.logits))
     return seen
+
+
+def check_finite(
+    who: str, model: nn.Module, batch: Batch, answers: Iterable[Tensor | None]
+) -> None:
+    """Raise ZooError where answers to a batch hold NaN or infinity, saying whose and, if seen, why.
+
+    Padded tokens may hold anything, so that the batch's hidden states are not looked at.
+    """
+    if all(_is_finite(answer) for answer in answers if answer is not None):
+        return
+    tensors = (*model.named_parameters(), *model.named_buffers())
+    if data := next((name for name, one in batch.items() if not _is_finite(one)), None):
+        why = f"the data do too, in {data!r}; leave such samples out"
+    elif bad := next((name for name, one in tensors if not _is_finite(whole(one))), None):
+        why = f"its {bad!r} does too; load its weights again, or lower the rates it was trained at"
+    else:
+        why = "its weights and the data do not, so that numbers grew too large for its dtype"
+    raise ZooError(f"the output of {who} holds NaN or infinity: {why}")
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    return bool(tensor.isfinite().all())
+
+
+def _described(model: nn.Module) -> str:
+    """Which model this is: a teacher is measured as a twin, whose one patch has no name."""
+    stack = stack_of(model)
+    names = {entry["mechanism"]: None for entry in stack.attention()} if stack else {}
+    role = "the model" if names or stack is None else "the teacher"
+    return f"{role} ({type(model).__name__} with {' and '.join(names) or 'stock'} attention)"
 
 
 def is_timm(model: nn.Module) -> bool:

@@ -2,18 +2,91 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
 from zoo_core.errors import ZooError
 from zoo_core.fidelity.observing import is_timm
+from zoo_core.patching import adapter_of, unwrap
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "spiece.model")
 _PROCESSOR_FILE = "preprocessor_config.json"
+
+
+class Reading(NamedTuple):
+    """How texts are read, and what of them is the embedding; tokenizer: None where not known."""
+
+    tokenizer: Any
+    max_length: int | None
+    pooling: str
+
+
+def reading_of(
+    model: Any,
+    *,
+    tokenizer: Any = None,
+    max_length: int | None = None,
+    pooling: str | None = None,
+) -> Reading:
+    """What the user gave, and for the rest what a SentenceTransformer around a model does.
+
+    Raises ZooError for a SentenceTransformer with another pooling than mean and cls, where the
+    user gave none.
+    """
+    outer = _sentence_transformer(model)
+    if outer is not None:
+        tokenizer = tokenizer or outer.tokenizer
+        pooling = pooling or _pooling(outer)
+        if max_length is None and outer.max_seq_length is not None:
+            max_length = min(outer.max_seq_length, seen_by(unwrap(model)))
+    return Reading(tokenizer, max_length, pooling or "mean")
+
+
+def _sentence_transformer(model: Any) -> Any:
+    """The SentenceTransformer that a model is, or that is wrapped in it; None where there is none.
+
+    There is one only if its library is loaded: it is not imported to ask.
+    """
+    library: Any = sys.modules.get("sentence_transformers")
+    if library is None or not isinstance(model, nn.Module):
+        return None
+    kind = library.SentenceTransformer
+    return next((module for module in model.modules() if isinstance(module, kind)), None)
+
+
+def _pooling(outer: Any) -> str | None:
+    mode = next((one.pooling_mode for one in outer if hasattr(one, "pooling_mode")), None)
+    if mode not in (None, "mean", "cls"):
+        raise ZooError(
+            f"this SentenceTransformer's pooling is {mode!r}, which is not known here; pass "
+            "pooling='mean' or 'cls'"
+        )
+    return mode
+
+
+def seen_by(host: nn.Module) -> int:
+    """The most tokens that a model can see."""
+    _, adapter = adapter_of(host)
+    return min(site.max_len for site in adapter.sites(host))
+
+
+def loaded(given: Any, kind: str = "AutoTokenizer") -> Any:
+    """What the user gave as tokenizer=; read from its place where that is a text or a path.
+
+    kind: the class of transformers that reads it. Raises ZooError for what cannot be one.
+    """
+    if isinstance(given, str | Path):
+        return _from(kind, given)
+    if given is not None and not callable(given):
+        raise ZooError(
+            f"tokenizer={given!r} is neither a tokenizer nor an image processor, nor where one is"
+        )
+    return given
 
 
 def from_directory(directory: Path) -> Any:
@@ -35,6 +108,7 @@ def tokenizer_of(host: nn.Module) -> Any:
 
 def transform(host: Any, processor: Any) -> Callable[[Any], Tensor] | None:
     """What turns a picture into the tensor (C, H, W) a model takes; None where nothing is known."""
+    processor = loaded(processor, "AutoImageProcessor")
     if processor is None and is_timm(host):
         data: Any = import_module("timm.data")
         size = getattr(getattr(host, "patch_embed", None), "img_size", None)
@@ -44,6 +118,14 @@ def transform(host: Any, processor: Any) -> Callable[[Any], Tensor] | None:
     if processor is None and (place := place_of(host)):
         processor = _from("AutoImageProcessor", place)
     return None if processor is None else _Processed(processor)
+
+
+def channels_of(host: Any) -> int | None:
+    """How many channels an image has for a model; None where it does not tell."""
+    if not is_timm(host):
+        return getattr(host.config, "num_channels", None)
+    projection = getattr(getattr(host, "patch_embed", None), "proj", None)
+    return getattr(projection, "in_channels", None)
 
 
 def place_of(host: nn.Module) -> str:
@@ -92,10 +174,10 @@ class _Processed:
 def _open(image: Any) -> Any:
     from PIL import Image
 
-    if not isinstance(image, Path):
-        return image.convert("RGB")
     try:
+        if not isinstance(image, Path):
+            return image.convert("RGB")
         with Image.open(image) as opened:
             return opened.convert("RGB")
-    except OSError as error:
+    except Exception as error:  # Whatever Pillow makes of damaged bytes: a SyntaxError of a PNG's.
         raise ZooError(f"{image} cannot be read as an image: {error}") from error

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +13,17 @@ from torch import Tensor
 from zoo_core.errors import ZooError
 
 _FOLDS = 5
+_SHOWN = 5
+
+
+def obstacle(labels: Sequence[Any]) -> str | None:
+    """Why a probe cannot be made of labels, in words; None where it can."""
+    if importlib.util.find_spec("sklearn") is None:
+        return "the probe needs scikit-learn: pip install scikit-learn"
+    classes = Counter(labels)
+    if len(classes) < 2 or min(classes.values()) < 2:
+        return f"a probe needs at least two classes with two samples each, got {_counts(classes)}"
+    return None
 
 
 def probe_correct(embeddings: Tensor, labels: Sequence[Any]) -> Tensor:
@@ -19,24 +32,21 @@ def probe_correct(embeddings: Tensor, labels: Sequence[Any]) -> Tensor:
     embeddings: (n, dim). Cross-validated with five stratified folds, standardised features.
     Raises ZooError without scikit-learn, or for labels that cannot be split so.
     """
-    try:
-        from sklearn.linear_model import LogisticRegression
-        from sklearn.model_selection import StratifiedKFold, cross_val_predict
-        from sklearn.pipeline import make_pipeline
-        from sklearn.preprocessing import StandardScaler
-    except ImportError as error:
-        raise ZooError("the probe needs scikit-learn: pip install scikit-learn") from error
-    classes = {label: labels.count(label) for label in set(labels)}
-    fewest = min(classes.values())
-    if len(classes) < 2 or fewest < 2:
-        raise ZooError(
-            f"a probe needs at least two classes with two samples each, got {_counts(classes)}"
-        )
+    if (why := obstacle(labels)) is not None:
+        raise ZooError(why)
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import StratifiedKFold, cross_val_predict
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    fewest = min(Counter(labels).values())
     folds = StratifiedKFold(min(_FOLDS, fewest), shuffle=True, random_state=0)
     model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
     told = cross_val_predict(model, embeddings.float().numpy(), list(labels), cv=folds)
     return torch.tensor([float(a == b) for a, b in zip(told, labels, strict=True)])
 
 
-def _counts(classes: dict[Any, int]) -> str:
-    return ", ".join(f"{label!r}: {count}" for label, count in classes.items())
+def _counts(classes: Counter[Any]) -> str:
+    shown = ", ".join(f"{str(label)[:40]!r}: {n}" for label, n in classes.most_common(_SHOWN))
+    more = len(classes) - _SHOWN
+    return f"{shown} and {more} more" if more > 0 else shown

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from zoo_core.errors import CheckpointError
+from zoo_core.fidelity.sharding import whole
 
 _STATE = "state.json"
 
@@ -77,5 +80,21 @@ class Saves:
         if different:
             raise CheckpointError(
                 f"{self.directory} holds a run with another {' and '.join(different)}; continue "
-                "that one with what it was started with, or choose another directory"
+                "that one with what it was started with (the same seed= where weights are drawn), "
+                "or choose another directory"
             )
+
+
+def fingerprint(model: nn.Module, *, without: Collection[str] = ()) -> str:
+    """A hash of a model's class and of the tensors that it has now; of shards every process asks.
+
+    without: names of tensors that a state on disk brings, whatever they are before it is read.
+    """
+    found = hashlib.sha256(type(model).__name__.encode())
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if name not in without:
+            value = whole(tensor.detach())
+            found.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+            # By bytes: numpy knows no bfloat16, and a conversion would make some values equal.
+            found.update(value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +13,31 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zoo_core.checkpoint.calibration import trained_host
-from zoo_core.errors import ZooError
-from zoo_core.fidelity import metrics, twins
+from zoo_core.errors import OptionError, ZooError
+from zoo_core.fidelity import metrics, preparing, twins
 from zoo_core.fidelity.layers import layer_errors
 from zoo_core.fidelity.losses import divergence, token_mean
 from zoo_core.fidelity.observing import Observed, mask_for, observe
-from zoo_core.fidelity.probe import probe_correct
+from zoo_core.fidelity.probe import obstacle, probe_correct
 from zoo_core.fidelity.reports import SCORES, Estimate, LayerScore, Retention
 from zoo_core.fidelity.samples import Samples, encode
-from zoo_core.fidelity.sources import Labelled, read
+from zoo_core.fidelity.sources import Labelled, every, is_blank, read
 from zoo_core.fidelity.training import to_device
+from zoo_core.mechanism import Options, option
 from zoo_core.patching import unwrap
 
 MINIMUM = 4
 _NEIGHBOURS = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Choices(Options):
+    """What `retention` can be told, within its bounds."""
+
+    batch_size: int = option(8, low=1)
+    limit: int = option(256, low=MINIMUM)
+    resamples: int = option(1000, low=1)
+    pooling: str = option("mean", choices=("mean", "cls"))
 
 
 def retention(
@@ -40,7 +51,7 @@ def retention(
     batch_size: int = 8,
     limit: int = 256,
     column: str | None = None,
-    pooling: str = "mean",
+    pooling: str | None = None,
     resamples: int = 1000,
     seed: int = 0,
 ) -> Retention:
@@ -48,23 +59,37 @@ def retention(
 
     teacher: the original, or None for the model itself without its patches.
     data, tokenizer, max_length, column: as in `zoo.calibrate`.
-    labels: one for each sample of `data`, which asks for the probe; a dataset may bring its own.
+    pooling: "mean" or "cls". A SentenceTransformer's own tokenizer, max_seq_length and pooling are
+        used where none are given; for other models it is "mean".
+    labels: one for each sample of `data` (of a file each line, or each that is not blank), which
+        asks for the probe; data may bring its own, of which a probe is made where one can be.
     Raises ZooError for data that cannot be used; and for a model whose own weights a calibration
     trained, where no teacher is given, since its unpatched self is no longer the original.
     """
     host = unwrap(model)
+    reading = preparing.reading_of(
+        model, tokenizer=tokenizer, max_length=max_length, pooling=pooling
+    )
+    _Choices(batch_size=batch_size, limit=limit, resamples=resamples, pooling=reading.pooling)
     original = teacher_host(host, teacher)
     if labels is not None:
         data = _labelled(data, labels, column)
     source = read(data, column=column, limit=limit, seed=seed)
-    samples = encode(source, host, tokenizer=tokenizer, max_length=max_length, minimum=MINIMUM)
+    samples = encode(
+        source,
+        host,
+        tokenizer=reading.tokenizer,
+        max_length=reading.max_length,
+        minimum=MINIMUM,
+    )
+    samples = _probed(samples, asked=labels is not None)
     with evaluating(host):
         scale = Scale(
             host,
             twins.stock_twin(original),
             samples,
             batch_size=batch_size,
-            pooling=pooling,
+            pooling=reading.pooling,
             resamples=resamples,
             seed=seed,
         )
@@ -122,6 +147,7 @@ class Scale:
         self.paths = patched if comparable else []
         self.floor_model = twins.uniform_twin(stock if comparable else host, patched)
         self.device = next(host.parameters()).device
+        self._apart: tuple[list[int], list[int]] | None = None
         self._floor: Tally | None = None
         self._stock_embeddings: Tensor | None = None
 
@@ -145,6 +171,15 @@ class Scale:
             layers=self._layers(ours, floor),
             probe=self._probe(ours, floor, stock) if probe else None,
         )
+
+    def check_logits(self) -> None:
+        """Raise OptionError where logits were measured that are of another shape in the teacher."""
+        if self._apart is not None:
+            ours, theirs = self._apart
+            raise OptionError(
+                f"the logits of a sample are {ours} in the model and {theirs} in the teacher, and "
+                "cannot be matched; pass match='embedding', or a teacher with the same classes"
+            )
 
     @torch.no_grad()
     def cosine(self) -> float:
@@ -173,7 +208,9 @@ class Scale:
         if seen.tokens.shape == wanted.tokens.shape:
             found["token_cosine"] = _token_cosine(seen.tokens, wanted.tokens, wanted.mask)
         ours, theirs = seen.logits, wanted.logits
-        if ours is not None and theirs is not None and ours.shape == theirs.shape:
+        if ours is not None and theirs is not None and ours.shape != theirs.shape:
+            self._apart = list(ours.shape[1:]), list(theirs.shape[1:])
+        elif ours is not None and theirs is not None:
             found["logits_divergence"] = divergence(ours, theirs, wanted.mask)
             same = (ours.argmax(-1) == theirs.argmax(-1)).float()
             found["top1_agreement"] = token_mean(same, wanted.mask) if same.dim() == 2 else same
@@ -265,11 +302,29 @@ def _token_cosine(ours: Tensor, theirs: Tensor, mask: Tensor) -> Tensor:
 
 def _labelled(data: Any, labels: Sequence[Any], column: str | None) -> Labelled:
     """Pair data with labels. Raises ZooError where they do not match."""
+    missing = sum(label is None for label in labels)
+    if missing:
+        raise ZooError(f"{missing} of the {len(labels)} labels are None; leave out these samples")
     if isinstance(data, str | Path):
-        found = read(data, column=column, limit=sys.maxsize)
-        data, column = [item.value for item in found.items], None
+        items = every(data, column)
+        filled = [item for item in items if not is_blank(item)]
+        if len(labels) not in (len(items), len(filled)):
+            blank = len(items) - len(filled)
+            of_which = f", {blank} of them blank" if blank else ""
+            raise ZooError(f"there are {len(labels)} labels for {len(items)} samples{of_which}")
+        data = items if len(items) == len(labels) else filled
     if not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
         raise ZooError("labels= goes with a list of samples or a file; an iterable may give pairs")
     if len(data) != len(labels):
         raise ZooError(f"there are {len(labels)} labels for {len(data)} samples")
     return Labelled(data, list(labels), column)
+
+
+def _probed(samples: Samples, *, asked: bool) -> Samples:
+    """Leave out labels of which no probe can be made. Raises ZooError if the user asked for it."""
+    why = None if samples.labels is None else obstacle(samples.labels)
+    if why is None:
+        return samples
+    if asked:
+        raise ZooError(why)
+    return replace(samples, labels=None, description=f"{samples.description} (no probe: {why})")

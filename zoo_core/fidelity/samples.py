@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -19,6 +20,7 @@ from zoo_core.fidelity.observing import is_timm
 from zoo_core.fidelity.sources import Item, Source
 from zoo_core.patching import adapter_of
 
+_FEW = 4  # Of fewer samples each may well have a class of its own.
 _TOKEN_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
 
 
@@ -69,6 +71,7 @@ class Samples:
 
     def _joined(self, name: str, parts: list[Tensor]) -> Tensor:
         if parts[0].dim() != 1:
+            _check_alike({tuple(part.shape) for part in parts}, self.description)
             return torch.stack(parts)
         return pad_sequence(
             parts,
@@ -83,11 +86,19 @@ class Samples:
         return [order[start : start + size] for start in range(0, len(order), size)]
 
     def digest(self) -> str:
-        """A hash of what the samples are, to tell one set from another."""
+        """A hash of what the samples are, to tell one set from another.
+
+        Files count by their content: a copy of a folder, with other paths and times, is the same
+        data, and whoever trains on a file reads it anyway.
+        """
         found = hashlib.sha256()
-        for one in self.inputs:
-            first = next(iter(one.values())) if isinstance(one, dict) else one
-            found.update(_bytes(first))
+        # How images are prepared shows in the first of them.
+        for one in (*self.inputs, self._row(self.inputs[0])):
+            for name, value in (one if isinstance(one, dict) else {"image": one}).items():
+                found.update(name.encode())
+                found.update(_bytes(value))
+        if self.hand_labels:
+            found.update(repr(self.labels).encode())
         return found.hexdigest()
 
     def _row(self, one: Any) -> dict[str, Tensor]:
@@ -99,13 +110,14 @@ class Samples:
 
 
 def _bytes(value: Any) -> bytes:
+    """Content and size; without the size [ab, c] and [a, bc] would be the same data."""
     if isinstance(value, Path):
-        return str(value).encode()
-    # A PIL image, or a tensor.
-    found: bytes = (
-        value.numpy(force=True).tobytes() if isinstance(value, Tensor) else value.tobytes()
-    )
-    return found
+        content = value.read_bytes()
+        return f"{len(content)} ".encode() + content
+    if isinstance(value, Tensor):
+        flat: Any = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        return f"{value.dtype} {tuple(value.shape)} ".encode() + bytes(flat.tobytes())
+    return f"{value.mode} {value.size} ".encode() + bytes(value.tobytes())  # a PIL image
 
 
 def encode(
@@ -119,8 +131,9 @@ def encode(
 ) -> Samples:
     """Turn items into samples for a host model.
 
-    tokenizer: for texts a tokenizer, for images an image processor; by default that of the
-        directory or repository the model was loaded from, and for timm the model's own transform.
+    tokenizer: for texts a tokenizer, for images an image processor, or the directory or repository
+        that has it; by default that of the one the model was loaded from, and for timm the model's
+        own transform.
     max_length: longest text in tokens; by default, and at most, what the host can see.
     packed: join texts, and cut them into rows of that length, which need no padding; labels are
         lost. A row's tokens see all texts in it.
@@ -134,32 +147,34 @@ def encode(
         )
     if len(kinds) > 1:
         raise ZooError(f"{source.description} mixes {' and '.join(sorted(kinds))}")
-    labels = [_plain(item.label) for item in items]
-    known: dict[str, Any] = {
-        "labels": None if any(label is None for label in labels) else labels,
-        "description": source.description,
-    }
+    labels, note = _labels(items)
+    description = source.description + note
+    known: dict[str, Any] = {"labels": labels, "description": description}
     kind = kinds.pop()
     if (kind == "images") != _sees_images(host):
         wanted = "images" if _sees_images(host) else "texts"
         raise ZooError(f"{type(host).__name__} takes {wanted}; {source.description} holds {kind}")
     if kind == "images":
-        if packed:
-            raise ZooError("images are all of one size: packed= is for texts")
+        if packed or max_length is not None:
+            given = "packed=" if packed else f"max_length={max_length}"
+            raise ZooError(f"images are all of one size: {given} is for texts")
         inputs = [_ready(item.value) for item in items]
+        _check_pixels(inputs, preparing.channels_of(host), description)
         return Samples(inputs=inputs, prepare=preparing.transform(host, tokenizer), **known)
     longest = _longest(host, max_length)
     if kind == "texts":
-        tokenizer = tokenizer or preparing.tokenizer_of(host)
+        _check_classes(labels, description)
+        tokenizer = preparing.loaded(tokenizer) or preparing.tokenizer_of(host)
         cut = None if packed else longest
         inputs = _tokenise(tokenizer, [item.value for item in items], cut)
         known |= {"pad": {"input_ids": tokenizer.pad_token_id or 0}}
         known["pad_left"] = getattr(tokenizer, "padding_side", "right") == "left"
     else:
-        inputs = [_tokens(item.value, None if packed else longest) for item in items]
+        inputs = [_tokens(item.value, None if packed else longest, description) for item in items]
         pad = getattr(getattr(host, "config", None), "pad_token_id", None) or 0
         known["pad"] = {"input_ids": pad}
-    _check_filled(inputs, source.description)
+    _check_filled(inputs, description)
+    _check_ids(inputs, host, description)
     if packed:
         inputs = _packed(inputs, longest, source.description, minimum)
         known |= {"labels": None, "description": f"{source.description}, packed"}
@@ -170,6 +185,61 @@ def _check_filled(inputs: Sequence[Mapping[str, Tensor]], description: str) -> N
     empty = sum(not len(one["input_ids"]) for one in inputs)
     if empty:
         raise ZooError(f"{description}: {empty} of {len(inputs)} samples have no tokens")
+    names = Counter(name for one in inputs for name in one)
+    for name, count in names.items():
+        if count < len(inputs):
+            raise ZooError(
+                f"{description}: only {count} of {len(inputs)} samples have {name}; give it to all "
+                "of them or to none"
+            )
+
+
+def _check_ids(inputs: Sequence[Mapping[str, Tensor]], host: Any, description: str) -> None:
+    """Raise ZooError for tokens that the model has no embedding of."""
+    embeddings = getattr(host, "get_input_embeddings", lambda: None)()
+    vocabulary = getattr(embeddings, "num_embeddings", None)
+    ids = torch.cat([one["input_ids"] for one in inputs])
+    low, high = int(ids.min()), int(ids.max())
+    if low < 0 or (vocabulary is not None and high >= vocabulary):
+        raise ZooError(
+            f"{description}: input_ids from {low} to {high} do not fit the model, which knows "
+            f"{vocabulary} tokens; use the tokenizer of the model"
+        )
+
+
+def _check_classes(labels: Sequence[Any] | None, description: str) -> None:
+    """Raise ZooError for pairs of texts, the second of which would be taken for a label."""
+    texts = [label for label in labels or () if isinstance(label, str)]
+    differ = len(texts) >= _FEW and len(set(texts)) == len(labels or ())
+    if differ and any(" " in text for text in texts):
+        raise ZooError(
+            f"{description}: each of the {len(texts)} samples has another label, such as "
+            f"{texts[0][:40]!r}. Pairs of texts are not read: pass single texts, which may hold "
+            "both of a pair"
+        )
+
+
+def _check_pixels(inputs: Sequence[Any], channels: int | None, description: str) -> None:
+    """Raise ZooError for tensors that are no images, or not of one size."""
+    pixels = [one["pixel_values"] for one in inputs if isinstance(one, dict)]
+    wanted = f"({channels or 'C'}, H, W)"
+    for one in pixels:
+        fits = one.dim() == 3 and channels in (None, len(one))
+        if not (fits and one.is_floating_point()):
+            raise ZooError(
+                f"{description}: an image is a tensor {tuple(one.shape)} of {one.dtype}; the model "
+                f"takes {wanted} in floating point"
+            )
+    _check_alike({tuple(one.shape) for one in pixels}, description)
+
+
+def _check_alike(shapes: set[tuple[int, ...]], description: str) -> None:
+    if len(shapes) > 1:
+        told = ", ".join(map(str, sorted(shapes)[:3]))
+        raise ZooError(
+            f"{description}: images are of {len(shapes)} sizes ({told}); bring them to the one "
+            "that the model takes"
+        )
 
 
 def _packed(
@@ -209,16 +279,25 @@ def _sees_images(host: nn.Module) -> bool:
     return is_timm(host) or any(site.grid for site in adapter.sites(host))
 
 
+def _labels(items: Sequence[Item]) -> tuple[list[Any] | None, str]:
+    """A label for each item or None; and what to say of labels that only some of them have."""
+    labels = [_plain(item.label) for item in items]
+    missing = sum(label is None for label in labels)
+    if not missing:
+        return labels, ""
+    told = f" ({missing} of {len(labels)} without a label, so that none is used)"
+    return None, told if missing < len(labels) else ""
+
+
 def _plain(label: Any) -> Any:
     """A label of a whole sample as plain data; None for others, such as those of each token."""
     if isinstance(label, Tensor):
         return label.item() if label.numel() == 1 else None
-    return None if isinstance(label, list | tuple) else label
+    return None if isinstance(label, list | tuple | Mapping) else label
 
 
 def _longest(host: nn.Module, max_length: int | None) -> int:
-    _, adapter = adapter_of(host)
-    limit = min(site.max_len for site in adapter.sites(host))
+    limit = preparing.seen_by(host)
     if max_length is not None and not 1 <= max_length <= limit:
         raise ZooError(f"max_length={max_length} must be between 1 and {limit}, all the model sees")
     return max_length or limit
@@ -241,8 +320,25 @@ def _tensors(rows: Sequence[Sequence[int]]) -> Sequence[Tensor]:
     return torch.split(torch.tensor(list(chain.from_iterable(rows)), dtype=torch.long), lengths)
 
 
-def _tokens(value: Mapping[str, Any], longest: int | None) -> dict[str, Tensor]:
-    row = {k: torch.as_tensor(one)[:longest] for k, one in value.items() if k in _TOKEN_INPUTS}
+def _tokens(value: Mapping[str, Any], longest: int | None, description: str) -> dict[str, Tensor]:
+    given = {name: one for name, one in value.items() if name in _TOKEN_INPUTS}
+    try:
+        whole = {name: torch.as_tensor(one) for name, one in given.items()}
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ZooError(f"{description}: tokens of a sample are no numbers: {error}") from error
+    ids = whole["input_ids"]
+    if ids.dim() != 1 or (len(ids) and (ids.is_floating_point() or ids.is_complex())):
+        raise ZooError(
+            f"{description}: input_ids of a sample are a tensor {tuple(ids.shape)} of {ids.dtype}; "
+            "they must be whole numbers in a single row, (N,)"
+        )
+    for name, one in whole.items():
+        if one.shape != ids.shape:
+            raise ZooError(
+                f"{description}: {name} of a sample is {tuple(one.shape)}, input_ids are "
+                f"{tuple(ids.shape)}"
+            )
+    row = {name: one[:longest] for name, one in whole.items()}
     row.setdefault("attention_mask", torch.ones_like(row["input_ids"]))
     return row
 

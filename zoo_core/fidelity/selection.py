@@ -47,7 +47,8 @@ def select(host: nn.Module, train: str) -> Selection:
 
     train: "mechanism": only tensors that patches added. "attention": the query, key, value and
         output projections of patched layers too. "all": the whole model.
-    Of a model with PEFT adapters only what PEFT left trainable is chosen from.
+    What is frozen (requires_grad is False) stays out: by the user, by PEFT, or by a patch whose
+    mechanism leaves a projection unused.
     Raises ZooError where there is nothing to train, saying what there is.
     """
     _, adapter = adapter_of(host)
@@ -55,12 +56,11 @@ def select(host: nn.Module, train: str) -> Selection:
     own = {id(p) for module in installed.values() for p in module.parameters()}
     inside = _ids(host.get_submodule(path) for path in installed)
     around = _ids(_projections(host, installed))
-    adapters = _has_adapters(host)
     mechanism: dict[str, Parameter] = {}
     layer: dict[str, Parameter] = {}
     rest: dict[str, Parameter] = {}
     for name, parameter in host.named_parameters():
-        if not parameter.is_floating_point() or (adapters and not parameter.requires_grad):
+        if not (parameter.is_floating_point() and parameter.requires_grad):
             continue
         if id(parameter) in own:
             mechanism[name] = parameter
@@ -70,15 +70,18 @@ def select(host: nn.Module, train: str) -> Selection:
             rest[name] = parameter
     chosen = Selection(mechanism, layer, rest)
     if not chosen.everything:
-        raise ZooError(_nothing(bool(own), adapters, train))
+        raise ZooError(_nothing(bool(own), _has_adapters(host), train))
     return chosen
 
 
 def _nothing(has_own: bool, adapters: bool, train: str) -> str:
-    if train != "mechanism":
-        return f"train={train!r} leaves nothing to train: every parameter is frozen"
-    if has_own and adapters:
+    if train == "mechanism" and has_own and adapters:
         return f"the mechanism cannot be trained by itself: {_UNDER_PEFT}"
+    if train != "mechanism" or has_own:
+        return (
+            f"train={train!r} leaves nothing to train: every parameter that it chooses is frozen; "
+            "thaw what is to be trained with requires_grad_(True)"
+        )
     return (
         "there is nothing to train: this mechanism has no tensors of its own; choose "
         "train='attention' to train the projections around it"

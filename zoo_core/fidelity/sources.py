@@ -54,8 +54,9 @@ class Source(NamedTuple):
 def read(data: Any, *, column: str | None = None, limit: int, seed: int = 0) -> Source:
     """At most `limit` items of whatever a user calls data; blank and missing ones are left out.
 
-    data: a text file (one text a line), a folder of images, a DataLoader, a data frame of pandas,
-        or an iterable of texts, images, mappings, or (input, label) pairs. With the `datasets`
+    data: a text file (one text a line), a folder of images (labelled where all of them lie in two
+        or more sub-folders, by these, numbered in order), a DataLoader, a data frame of pandas, or
+        an iterable of texts, images, mappings, or (input, label) pairs. With the `datasets`
         library also one of its datasets (one split) or streams, a .csv, .tsv, .json, .jsonl or
         .parquet file, a folder of these, or a name, of which the split called train is read.
     column: which column of a dataset, or key of a mapping, to read; by default input_ids or
@@ -72,7 +73,7 @@ def read(data: Any, *, column: str | None = None, limit: int, seed: int = 0) -> 
     for item in (_item(value, column) for value in found):
         if item.value is None:
             missing += 1
-        elif isinstance(item.value, str) and not item.value.strip():
+        elif is_blank(item):
             blank += 1
         else:
             items.append(item)
@@ -84,6 +85,30 @@ def read(data: Any, *, column: str | None = None, limit: int, seed: int = 0) -> 
     if missing:
         description += f" ({missing} without a value left out)"
     return Source(items, description)
+
+
+def every(data: str | Path, column: str | None) -> list[Item]:
+    """All items of a file or folder, blank and missing ones too: labels may be of each line."""
+    found, _ = _open(data, column)
+    return [_item(value, column) for value in found]
+
+
+def is_blank(item: Item) -> bool:
+    """Whether `read` leaves an item out, since there is nothing in it."""
+    return item.value is None or (isinstance(item.value, str) and not item.value.strip())
+
+
+def lines(path: Path) -> list[str]:
+    """The lines of a text file, without a mark of the byte order that Windows puts first.
+
+    Only ends of lines end them: texts may hold other separators, such as U+2028, which
+    `str.splitlines` heeds. Raises ZooError for a file that is not text in UTF-8.
+    """
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            return [line.removesuffix("\n") for line in file]
+    except UnicodeDecodeError as error:
+        raise ZooError(f"{path} is not a text file in UTF-8: {error}") from error
 
 
 def _open(data: Any, column: str | None) -> tuple[Iterable[Any], str]:
@@ -149,10 +174,7 @@ def _named(data: str | Path, column: str | None) -> tuple[Iterable[Any], str]:
     if path.is_file() and suffix in _FORMATS:
         return _dataset(_from_file(path), column, path.name)
     if path.is_file():
-        try:
-            return path.read_text(encoding="utf-8").splitlines(), path.name
-        except UnicodeDecodeError as error:
-            raise ZooError(f"{path} is not a text file in UTF-8: {error}") from error
+        return lines(path), path.name
     if path.is_dir():
         return _folder(path, column)
     if isinstance(data, Path) or suffix in {".txt", *_FORMATS, *IMAGES}:
@@ -175,13 +197,23 @@ def _folder(path: Path, column: str | None) -> tuple[Iterable[Any], str]:
         return _dataset(_loaded(path, "load_from_disk", str(path)), column, name)
     images = sorted(p for p in path.rglob("*") if p.suffix.lower() in IMAGES)
     if images:
-        return images, name
+        return _by_class(path, images), name
     if any(p.suffix.lower() in _FORMATS for p in path.rglob("*")):
         return _dataset(_loaded(path, "load_dataset", str(path), split="train"), column, name)
     raise ZooError(
         f"the folder {path} holds no images ({', '.join(sorted(IMAGES))}) and no dataset "
         f"({', '.join(_FORMATS)})"
     )
+
+
+def _by_class(folder: Path, images: list[Path]) -> list[Any]:
+    """The images, with a label where each lies in a sub-folder: as torchvision's ImageFolder."""
+    places = [image.relative_to(folder).parts for image in images]
+    classes = sorted({parts[0] for parts in places})
+    if len(classes) < 2 or any(len(parts) == 1 for parts in places):
+        return images
+    labels = {name: number for number, name in enumerate(classes)}
+    return [(image, labels[parts[0]]) for image, parts in zip(images, places, strict=True)]
 
 
 def _loaded(place: str | Path, verb: str, *args: Any, **kwargs: Any) -> Any:
@@ -275,7 +307,7 @@ def _unbatched(loader: Iterable[Any]) -> Iterator[Any]:
     for batch in loader:
         if isinstance(batch, Mapping):
             yield from _rows(batch)
-        elif isinstance(batch, tuple | list) and len(batch) == 2 and isinstance(batch[0], Tensor):
+        elif _is_pair(batch):
             yield from map(Item, batch[0], batch[1])
         elif isinstance(batch, Tensor) or _is_texts(batch):
             yield from batch
@@ -284,8 +316,24 @@ def _unbatched(loader: Iterable[Any]) -> Iterator[Any]:
         else:
             raise ZooError(
                 f"a DataLoader gave a batch of type {type(batch).__name__}; it must be a mapping "
-                "of tensors, a tensor, (inputs, labels), or a list of texts"
+                "of tensors, a tensor, a list of texts, or one of these and as many labels"
             )
+
+
+def _is_pair(batch: Any) -> bool:
+    """Whether a batch is a tensor or list of inputs, and as many labels."""
+    if not isinstance(batch, tuple | list) or len(batch) != 2:
+        return False
+    inputs, labels = batch
+    known = isinstance(inputs, Tensor) or _is_texts(inputs)
+    return known and _length(inputs) is not None and _length(inputs) == _length(labels)
+
+
+def _length(values: Any) -> int | None:
+    """How many samples a part of a batch is of; None for what is of the whole batch."""
+    if isinstance(values, Tensor):
+        return len(values) if values.dim() else None
+    return len(values) if isinstance(values, tuple | list) else None
 
 
 def _is_texts(batch: Any) -> bool:
@@ -293,17 +341,30 @@ def _is_texts(batch: Any) -> bool:
 
 
 def _rows(batch: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    columns = {
-        name: values
-        for name, values in batch.items()
-        if isinstance(values, Tensor) or _is_texts(values)
-    }
-    for index in range(len(next(iter(columns.values()), ()))):
+    columns = {name: values for name, values in batch.items() if _is_column(values)}
+    lengths = {name: len(values) for name, values in columns.items()}
+    if len(set(lengths.values())) != 1:
+        parts = ", ".join(f"{name}: {length}" for name, length in lengths.items())
+        raise ZooError(
+            "a DataLoader gave a mapping of which no part, or not each, is of as many samples "
+            f"({parts or 'no tensors or lists'})"
+        )
+    for index in range(next(iter(lengths.values()))):
         row = {name: values[index] for name, values in columns.items()}
         mask = row.get("attention_mask")
-        if mask is not None and mask.dim() == 1:
+        if isinstance(mask, Tensor) and mask.dim() == 1:
             row |= {k: v[mask.bool()] for k, v in row.items() if _is_like(v, mask)}
         yield row
+
+
+def _is_column(values: Any) -> bool:
+    """Whether a part of a batch has a value for each sample.
+
+    torch makes a list of tensors of what was a list in each sample: one for each place in it.
+    """
+    parts = () if isinstance(values, Tensor) or _length(values) is None else values
+    turned = any(isinstance(part, Tensor) and part.dim() for part in parts)
+    return _length(values) is not None and not turned
 
 
 def _is_like(value: Any, mask: Tensor) -> bool:
