@@ -1,7 +1,8 @@
 """Train a BERT whose attention is swapped in two processes, each with half of the layers.
 
-torch.distributed.pipelining cuts the traced model at a layer and passes micro-batches from one
-process to the other. Run it so, on CPUs with gloo:
+torch.distributed.pipelining passes micro-batches from one process to the other. Each process keeps
+its own layers of the model as it is, so that any mechanism will do which needs nothing but its own
+layer. Run it so, on CPUs with gloo:
 
     torchrun --nproc-per-node 2 examples/pipeline.py
     torchrun --nproc-per-node 2 examples/pipeline.py --mechanism nystromformer --layers 4 --steps 20
@@ -10,29 +11,63 @@ process to the other. Run it so, on CPUs with gloo:
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.pipelining import Schedule1F1B, SplitPoint, pipeline
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 import zoo_core as zoo
+from zoo_core import registry
 
 TOKENS, CLASSES = 32, 4
 
 
-class Classifier(nn.Module):
-    """A patched BERT that takes tensors in order and gives logits, as pipelines want it."""
+class Part(nn.Module):
+    """Some consecutive layers of a patched BERT classifier, which keep their names.
 
-    def __init__(self, host: nn.Module) -> None:
+    The first part also embeds the tokens, the last one also classifies. Not cut by torch's tracer:
+    torch.export makes a submodule of each block without autocast, and loses its inputs.
+    """
+
+    def __init__(self, host: Any, mine: range) -> None:
         super().__init__()
+        layers = host.bert.encoder.layer
+        self.is_first, self.is_last = mine.start == 0, mine.stop == len(layers)
+        for other in set(range(len(layers))) - set(mine):
+            layers[other] = Skipped()
+        if not self.is_first:
+            host.bert.embeddings = Embedded()
+        if not self.is_last:
+            host.bert.pooler = host.classifier = None
         self.host = host
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Token ids and mask, (B, N) each -> (B, classes)."""
-        return self.host(input_ids=input_ids, attention_mask=attention_mask).logits
+    def forward(self, given: Tensor, attention_mask: Tensor) -> Tensor:
+        """Token ids (B, N), or hidden states of the part before -> hidden states, or logits."""
+        source = {"input_ids" if self.is_first else "inputs_embeds": given}
+        if self.is_last:
+            return self.host(**source, attention_mask=attention_mask).logits
+        return self.host.bert(**source, attention_mask=attention_mask).last_hidden_state
+
+
+class Skipped(nn.Module):
+    """In the place of a layer that another process has."""
+
+    def forward(self, hidden: Tensor, *_: Any, **__: Any) -> Tensor:
+        """Hand on what came."""
+        return hidden
+
+
+class Embedded(nn.Module):
+    """In the place of the embeddings, where what comes has been embedded."""
+
+    def forward(self, inputs_embeds: Tensor, **_: Any) -> Tensor:
+        """Hand on what came."""
+        return inputs_embeds
 
 
 @dataclass
@@ -53,9 +88,9 @@ class Data:
         return cls(ids * mask, mask.long(), (ids[:, 1] - 4) // 24)
 
 
-def build(mechanism: str, layers: int) -> Classifier:
+def build(mechanism: str, layers: int) -> nn.Module:
     """The same model in every process; no dropout, which the halves would draw differently."""
-    host = zoo.build(
+    return zoo.build(
         "bert",
         mechanism,
         task="sequence-classification",
@@ -70,51 +105,66 @@ def build(mechanism: str, layers: int) -> Classifier:
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
     )
-    return Classifier(host)
 
 
-def train(mechanism: str, layers: int, steps: int, rate: float = 1e-3) -> dict[str, Tensor]:
+def check(mechanism: str, host: nn.Module) -> None:
+    """Raise SystemExit where layers give one another, or the loss, more than hidden states."""
+    why = ""
+    if "carry" in registry.mechanism(mechanism).supports.needs:
+        why = "hands state from layer to layer"
+    elif any(hasattr(module, "auxiliary_loss") for module in host.modules()):
+        why = "adds a loss of its own in every layer"
+    if why:
+        raise SystemExit(
+            f"{mechanism} {why}, and only hidden states pass from one process to the next: train "
+            "it in one process, or under DDP or FSDP"
+        )
+
+
+def train(mechanism: str, layers: int, steps: int, rate: float) -> dict[str, Tensor]:
     """Train this process's half and return its weights; the last one also prints its loss."""
     rank, processes, pieces = dist.get_rank(), dist.get_world_size(), 4
-    model = build(mechanism, layers)
-    example = Data.draw(8, seed=0)
-    micro = (example.input_ids[:2], example.attention_mask[:2])
-    cuts = {
-        f"host.bert.encoder.layer.{n * layers // processes}": SplitPoint.BEGINNING
-        for n in range(1, processes)
-    }
-    traced = pipeline(model, mb_args=micro, split_spec=cuts)
-    stage = traced.build_stage(rank, torch.device("cpu"))
+    if layers < processes:
+        raise SystemExit(f"--layers {layers} is less than one for each of {processes} processes")
+    host = build(mechanism, layers)
+    check(mechanism, host)
+    mine = range(rank * layers // processes, (rank + 1) * layers // processes)
+    part = Part(host, mine)
+    stage = PipelineStage(part, rank, processes, torch.device("cpu"))
     schedule = Schedule1F1B(stage, n_microbatches=pieces, loss_fn=F.cross_entropy)
-    weights = dict(stage.submod.named_parameters())
+    weights = dict(part.host.named_parameters())
     optimizer = torch.optim.SGD(weights.values(), lr=rate)
     for step in range(steps):
         data = Data.draw(8, seed=step)
         optimizer.zero_grad()
-        if rank == 0:
-            schedule.step(data.input_ids, data.attention_mask)
-        else:
-            losses: list[Tensor] = []
-            schedule.step(target=data.labels, losses=losses)
+        # Every process draws the masks itself; what is not trained need not be passed on.
+        given = [data.input_ids] if part.is_first else []
+        losses: list[Tensor] = []
+        wanted = {"target": data.labels, "losses": losses} if part.is_last else {}
+        schedule.step(*given, attention_mask=data.attention_mask, **wanted)
+        if part.is_last:
             print(f"step {step}: loss {torch.stack(losses).mean():.4f}")
         optimizer.step()
     return {name: weight.detach() for name, weight in weights.items()}
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Start the processes' group, train, stop it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--mechanism", default="linformer")
+    parser.add_argument("--mechanism", nargs="+", default=["linformer"], help="one after the other")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--rate", type=float, default=0.1, help="of plain SGD")
     parser.add_argument("--quick", action="store_true", help="two steps of two layers")
     parser.add_argument("--weights", help="write each process's weights to WEIGHTS.<rank>")
-    chosen = parser.parse_args()
+    chosen = parser.parse_args(arguments)
     if chosen.quick:
         chosen.layers, chosen.steps = 2, 2
     dist.init_process_group("gloo")
     try:
-        found = train(chosen.mechanism, chosen.layers, chosen.steps)
+        found = {
+            name: train(name, chosen.layers, chosen.steps, chosen.rate) for name in chosen.mechanism
+        }
         if chosen.weights:
             torch.save(found, f"{chosen.weights}.{dist.get_rank()}")
     finally:

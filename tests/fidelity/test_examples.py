@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib import import_module
 from pathlib import Path
 
@@ -15,9 +16,27 @@ def _on_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(EXAMPLES)
 
 
-@pytest.mark.parametrize("name", ["finetune_bert", "freezing", "longer_context", "pipeline"])
+@pytest.mark.parametrize("name", ["freezing", "longer_context"])
 def test_it_can_be_imported(name: str) -> None:
     assert callable(import_module(name).main)
+
+
+def one_class_after_the_other(name: str) -> list[tuple[str, bool]]:
+    return [(f"it is {'bad' if n < 500 else 'good'} in {n} ways", n >= 500) for n in range(1000)]
+
+
+def test_fine_tuning_sees_both_classes_and_prints_a_table(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    example = import_module("finetune_bert")
+    monkeypatch.setattr(example.corpora, "sentences", one_class_after_the_other)
+    for part, number in zip(example.reviews(32, 16), (32, 16), strict=True):
+        assert len(part) == number
+        assert number / 4 < sum(good for _, good in part) < 3 * number / 4
+    example.main(["--quick"])
+    printed = capfd.readouterr().out
+    assert re.search(r"linformer +\d+\.\d% ", printed)
+    assert "{" not in printed  # the Trainer's dicts
 
 
 @pytest.mark.parametrize(
@@ -34,3 +53,22 @@ def test_a_missed_goal_is_an_error() -> None:
         import_module("train_vit").main(
             ["--mechanisms", "uniform", "--epochs", "1", "--patch", "4", "--goal", "1.0"]
         )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("count", "too_small", "large_enough"),
+    [(90, "linear", "DPFP-1"), (180, "DPFP-1", "DPFP-2"), (300, "DPFP-2", "DPFP-3")],
+)
+def test_each_memory_holds_keys_that_the_one_before_cannot(
+    count: int, too_small: str, large_enough: str
+) -> None:
+    script = import_module("retrieval_capacity")
+    effort = script.Effort(keys=(count,), steps=250)
+    errors = {
+        name: script.train(script.build(*script.MEMORIES[name][:2]), count, effort)
+        for name in (too_small, large_enough)
+    }
+    assert errors[large_enough] < 0.05
+    # No keys can do better than one feature for each.
+    assert errors[too_small] > 1 - script.MEMORIES[too_small][2] / count

@@ -43,6 +43,12 @@ for mode in ("split", "whole"):
     except test.Stopped:
         report = test.calibrate_texts(model, **state)
     found["texts", mode] = model.state_dict(), report.history
+    if mode == "whole":
+        model = lab.bert("performer")
+        if rank:
+            torch.nn.init.normal_(test.directions(model))
+        report = test.calibrate_texts(model)
+        found["features", mode] = model.state_dict(), report.history
     if mode == "split":
         model = lab.vit()
         report = test.calibrate_images(model)
@@ -76,6 +82,11 @@ def calibrate_images(model: torch.nn.Module):
     return zoo.calibrate(model, lab.images(), progress=False, train="all", **HOW)
 
 
+def directions(model: Any) -> torch.Tensor:
+    """What performer draws at random and keeps: a persistent buffer."""
+    return model.encoder.layer[0].attention.self.zoo.directions
+
+
 @pytest.mark.slow
 def test_two_processes_equal_one(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
@@ -93,11 +104,16 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
     for notes, changed in (worse, too):  # shards of weights that got worse are not given back
         assert "made it worse" in notes[-1]
         assert not changed
-    texts, images = lab.bert(), lab.vit()
-    start = {"texts": lab.state(texts), "images": lab.state(images)}
-    reports = {"texts": calibrate_texts(texts), "images": calibrate_images(images)}
-    alone = {"texts": texts.state_dict(), "images": images.state_dict()}
-    assert set(first) == {("texts", "split"), ("images", "split"), ("texts", "whole")}
+    models = {"texts": lab.bert(), "images": lab.vit(), "features": lab.bert("performer")}
+    start = {data: lab.state(model) for data, model in models.items()}
+    ways = {"images": calibrate_images}
+    reports = {data: ways.get(data, calibrate_texts)(model) for data, model in models.items()}
+    alone = {data: model.state_dict() for data, model in models.items()}
+    split, whole = [("texts", "split"), ("images", "split")], [("texts", "whole")]
+    assert set(first) == {*split, *whole, ("features", "whole")}
+    drawn = first["features", "whole"][0]
+    name = "encoder.layer.0.attention.self.zoo.directions"
+    assert torch.equal(drawn[name], start["features"][name])
     for (data, mode), (state, history) in first.items():
         for name, tensor in second[data, mode][0].items():
             assert torch.equal(state[name], tensor), (mode, name)

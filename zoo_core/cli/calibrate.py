@@ -7,11 +7,12 @@ from typing import Any
 
 import click
 
-from zoo_core.cli import output
+from zoo_core.cli import output, targets
 from zoo_core.cli.data_options import data_options
 from zoo_core.cli.output import Cell
 from zoo_core.cli.references import checkpoint, opened
 from zoo_core.cli.setting_options import setting_options
+from zoo_core.cli.teachers import teacher_of
 from zoo_core.fidelity.settings import Settings
 
 
@@ -28,16 +29,21 @@ from zoo_core.fidelity.settings import Settings
     "target",
     required=True,
     type=click.Path(file_okay=False, path_type=Path),
+    callback=targets.folder,
     help="The checkpoint directory to write.",
 )
 @click.option(
     "--resume",
     "checkpoint",
     type=click.Path(file_okay=False, path_type=Path),
+    callback=targets.folder,
     help="A directory for the state; a run that was killed goes on from there.",
 )
 @click.option(
-    "--picture", type=click.Path(dir_okay=False, path_type=Path), help="Draw it by layer."
+    "--picture",
+    type=click.Path(dir_okay=False, path_type=Path),
+    callback=targets.picture,
+    help="Draw it by layer.",
 )
 @setting_options(Settings)
 @click.option("--json", is_flag=True, help="Print the report as JSON.")
@@ -64,12 +70,11 @@ def command(
     """
     from zoo_core.checkpoint import save
     from zoo_core.fidelity.calibration import calibrate
-    from zoo_core.fidelity.originals import original_in
     from zoo_core.fidelity.processes import Processes
 
     with output.working(f"loading {model}"):
         pupil, known = opened(model, tokenizer)
-        original = None if teacher is None else original_in(teacher, pupil)
+        original = teacher_of(pupil, teacher)
     report = calibrate(
         pupil,
         data,
@@ -84,10 +89,10 @@ def command(
     if not Processes.here().is_main:
         return
     save(pupil, target, tokenizer=known)
-    if picture is not None:
-        report.picture(picture)
     if json:
         output.as_json(report.as_dict())
     else:
         output.say(str(report))
         output.say("\nwritten to ", Cell(str(target), bold=True))
+    if picture is not None:  # last: what cannot be drawn must not cost the report
+        report.picture(picture)

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import click
 
-from zoo_core.cli import output
+from zoo_core.cli import output, targets
 from zoo_core.cli.data_options import data_options
 from zoo_core.cli.references import checkpoint, opened
-from zoo_core.errors import ZooError
+from zoo_core.cli.teachers import teacher_of
 
 
 @click.command("evaluate")
@@ -28,7 +28,10 @@ from zoo_core.errors import ZooError
 @click.option("--pooling", type=click.Choice(["mean", "cls"]), default="mean", show_default=True)
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @click.option(
-    "--picture", type=click.Path(dir_okay=False, path_type=Path), help="Draw it by layer."
+    "--picture",
+    type=click.Path(dir_okay=False, path_type=Path),
+    callback=targets.picture,
+    help="Draw it by layer.",
 )
 @click.option("--json", is_flag=True, help="Print the report as JSON.")
 def command(
@@ -54,15 +57,15 @@ def command(
     .parquet file, a folder of these, or a name.
     """
     with output.working(f"measuring {model}"):
-        from zoo_core.fidelity.originals import original_in
         from zoo_core.fidelity.retaining import retention
+        from zoo_core.fidelity.sources import lines
 
         measured, known = opened(model, tokenizer)
         report = retention(
             measured,
-            None if teacher is None else original_in(teacher, measured),
+            teacher_of(measured, teacher),
             data,
-            labels=None if labels is None else _lines(labels),
+            labels=None if labels is None else lines(labels),
             tokenizer=known,
             max_length=max_length,
             batch_size=batch_size,
@@ -71,16 +74,9 @@ def command(
             pooling=pooling,
             seed=seed,
         )
-    if picture is not None:
-        report.picture(picture)
     if json:
         output.as_json(report.as_dict())
     else:
         output.say(str(report))
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text(encoding="utf-8").splitlines()
-    except UnicodeDecodeError as error:
-        raise ZooError(f"{path} is not a text file in UTF-8: {error}") from error
+    if picture is not None:  # last: what cannot be drawn must not cost the report
+        report.picture(picture)

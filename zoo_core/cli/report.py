@@ -11,6 +11,7 @@ from zoo_core.cli import output
 from zoo_core.cli.data_options import data_options
 from zoo_core.cli.output import Cell
 from zoo_core.cli.references import checkpoints, tokenizer_of
+from zoo_core.cli.teachers import NEEDED
 from zoo_core.errors import ZooError
 from zoo_core.report.records import PARTS, Part
 from zoo_core.telling import told
@@ -92,5 +93,9 @@ def command(
         output.say(str(found))
     if target is not None:
         output.say("written to ", Cell(str(target), bold=True), stderr=json or markdown)
+    for one in [found] if len(models) == 1 else found.reports:
+        train = (one.model.calibration or {}).get("train", "mechanism")
+        if teacher is None and "retention" in how["parts"] and train != "mechanism":
+            output.warn(f"{one.name}: {NEEDED.format(train=train)}")
     if found.interrupted:
         raise ZooError("interrupted: what was not done by then is missing")

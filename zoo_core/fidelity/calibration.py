@@ -63,7 +63,7 @@ def calibrate(
         What is frozen stays so, also what PEFT froze around LoRA adapters.
     column: of a dataset. checkpoint: a directory in which the state is kept; a run that was
         killed and is started again in the same way goes on from there to the same result.
-    on_step: called after each step. progress: show a bar; by default on a terminal.
+    on_step: called after each step. progress: False tells nobody how far it is.
     settings: the other fields of `zoo_core.fidelity.settings.Settings`.
 
     Under `accelerate launch` or torchrun every process takes its share of each batch. With

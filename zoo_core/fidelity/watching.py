@@ -1,4 +1,4 @@
-"""Progress of a run on a terminal: stage, loss, retention so far, time left."""
+"""Progress of a run: stage, loss, retention so far, time left; a bar, or lines in a log."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ from zoo_core.fidelity.training import Progress
 
 @contextmanager
 def bar(steps: int, score: str, *, shown: bool | None) -> Iterator[Callable[[Progress], None]]:
-    """Show a bar on stderr while the block runs; yields what to call after each step.
+    """Tell how far a run is while the block runs; yields what to call after each step.
 
-    score: what the score of a run is called. shown: None = where stderr is a terminal.
+    A terminal's stderr shows a bar, any other a line after every tenth of the steps.
+    score: what the score of a run is called. shown: False = tell nobody.
     """
-    if not (sys.stderr.isatty() if shown is None else shown):
+    if shown is False:
         yield lambda now: None
+        return
+    if not sys.stderr.isatty():
+        yield _lines(score)
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
@@ -36,6 +40,22 @@ def bar(steps: int, score: str, *, shown: bool | None) -> Iterator[Callable[[Pro
             shown_bar.update(task, completed=now.step, description=now.stage, told=told)
 
         yield tell
+
+
+def _lines(score: str) -> Callable[[Progress], None]:
+    """What prints a line whenever another tenth is done; patience may skip some of them."""
+    told = 0
+
+    def tell(now: Progress) -> None:
+        nonlocal told
+        tenths = 10 * now.step // now.steps
+        if tenths > told:
+            told = tenths
+            line = f"{now.stage}  {now.step}/{now.steps}  {describe(now, score)}"
+            sys.stderr.write(f"{line}\n")
+            sys.stderr.flush()  # a log may be read long before a buffer is full
+
+    return tell
 
 
 def describe(now: Progress, score: str) -> str:
