@@ -87,7 +87,7 @@ def test_an_original_that_is_needed_is_asked_for(zoo, directory, texts, tmp_path
         assert "pass --teacher DIR" in run.err
     run = zoo("report", healed, "--data", str(texts), "--part", "retention", "--markdown")
     assert run.code == 0
-    assert "healed: its calibration trained" in run.err
+    assert "healed: calibration trained" in run.err
     assert "pass --teacher DIR" in run.err
 
 

@@ -80,6 +80,9 @@ class TestStockWeightsAsAnArchitecture:
         assert all(torch.equal(short[name], long[name]) for name in long)
         words = BertModel.from_pretrained(stock).embeddings.word_embeddings.weight
         assert torch.equal(short["embeddings.word_embeddings.weight"], words)
+        for built in ("short", "long"):  # with the tokenizer, so that it can go on to calibrate
+            ours, theirs = (AutoTokenizer.from_pretrained(x) for x in (tmp_path / built, stock))
+            assert ours.get_vocab() == theirs.get_vocab()
 
     def test_why_asks_for_no_weights_and_plans_on_their_config(
         self, zoo, default_hub, stock, publish

@@ -9,7 +9,7 @@ import click
 
 from zoo_core.cli import output
 from zoo_core.cli.model_options import model_options
-from zoo_core.cli.references import host
+from zoo_core.cli.references import host, tokenizer_beside
 
 
 @click.command("build")
@@ -76,7 +76,7 @@ def command(
             softmax_where_faster=softmax_where_faster,
             **model_kwargs,
         )
-        manifest = save(model, directory)
+        manifest = save(model, directory, tokenizer=tokenizer_beside(model))
     if json:
         output.as_json(manifest.as_dict())
         return

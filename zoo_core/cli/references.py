@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zoo_core import registry
+from zoo_core.cli import output
 from zoo_core.errors import HubError, UnknownName, ZooError
 from zoo_core.hub.places import asking_the_hub, find_place
 from zoo_core.hub.reference import look_up, parse
@@ -89,6 +90,21 @@ def tokenizer_of(reference: str, *, needed: bool) -> Any:
     if found is None and needed:
         raise ZooError(f"{reference} holds neither a tokenizer nor an image processor")
     return found
+
+
+def tokenizer_beside(model: nn.Module) -> Any:
+    """The tokenizer or image processor of the place that a model's stock weights came from.
+
+    None where there is none; said where it cannot be read, since the weights could.
+    """
+    from zoo_core.fidelity.preparing import place_of
+
+    source = place_of(model)
+    try:
+        return tokenizer_of(source, needed=False) if source else None
+    except ZooError as error:
+        output.warn(f"the tokenizer of {source} is left out: {error}")
+        return None
 
 
 def host(name: str) -> tuple[str, str | None]:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 NEEDED = (
-    "its calibration trained the host's own weights too (train={train!r}), so that without its "
+    "calibration trained the host's own weights too (train={train!r}), so that without its "
     "patches it is not the original: pass --teacher DIR, the checkpoint as it was before, or the "
     "stock weights"
 )
