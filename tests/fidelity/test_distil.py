@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fidelity_lab as lab
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader
@@ -145,6 +146,15 @@ def test_inference_mode_and_its_tensors_are_refused() -> None:
         zoo.distil(made_there, Oracle(), pictures(), steps=2)
 
 
+def test_labels_of_numpy_and_a_teacher_without_parameters() -> None:
+    class Constant(torch.nn.Module):
+        def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+            return torch.eye(4)[:1].expand(len(pixel_values), -1)
+
+    data = [(image, np.int64(label)) for image, label in pictures(32)]
+    assert zoo.distil(student(), Constant(), data, steps=2, progress=False).steps == 2
+
+
 @pytest.mark.parametrize("whose", ["student", "teacher"])
 def test_answers_that_are_no_numbers_are_told_of_first(whose: str) -> None:
     models = {"student": student(), "teacher": Oracle()}
@@ -161,10 +171,17 @@ def test_answers_that_are_no_numbers_are_told_of_first(whose: str) -> None:
         ({"data": lab.images(20)}, zoo.ZooError, "no integer labels"),
         ({"data": pictures(4)}, zoo.ZooError, "too few"),
         ({"teacher": Oracle(5)}, zoo.ZooError, "5 classes, the student 4"),
+        ({"teacher": None}, zoo.ZooError, "teacher=None is no model"),
+        ({"teacher": lab.vit(img_size=64)}, zoo.ZooError, r"teacher cannot .* \(\d+, 3, 32, 32\)"),
+        (
+            {"data": [(image, n - 1) for image, n in pictures()]},
+            zoo.ZooError,
+            "labels go from -1 to 2, and the classes of the student from 0 to 3",
+        ),
         ({"kind": "sfot"}, OptionError, "must be one of"),
         ({"temprature": 2.0}, OptionError, "did you mean 'temperature'"),
     ],
-    ids=["labels", "few", "classes", "kind", "typo"],
+    ids=["labels", "few", "classes", "nobody", "size", "range", "kind", "typo"],
 )
 def test_bad_input_changes_nothing(change, kind: type[Exception], message: str) -> None:
     model = student()

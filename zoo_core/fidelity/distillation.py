@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -102,15 +103,15 @@ def distil(
     chosen = DistilSettings.of(values, owner="distil")
     host = unwrap(student)
     check_trainable(host)
+    if not isinstance(teacher, nn.Module):
+        raise ZooError(f"teacher={teacher!r} is no model; pass a timm or transformers classifier")
     trained = {name: p for name, p in host.named_parameters() if p.requires_grad}
     if not trained:
         raise ZooError("every parameter of the student is frozen; there is nothing to train")
     limit = chosen.steps * chosen.samples_per_step + chosen.held_out
     source = read(data, column=column, limit=max(limit, MINIMUM), seed=chosen.seed)
     samples = encode(source, host, tokenizer=processor, minimum=MINIMUM)
-    if samples.labels is None or not all(isinstance(label, int) for label in samples.labels):
-        raise ZooError(f"{samples.description} have no integer labels; pass (image, label) pairs")
-    samples = replace(samples, hand_labels=True)
+    samples = replace(samples, labels=_classes(samples), hand_labels=True)
     processes = Processes.here()
     processes.agree([*host.parameters(), *host.buffers()])
     lesson = _Lesson(host, teacher, samples, *samples.split(chosen.held_out, chosen.seed), chosen)
@@ -158,7 +159,7 @@ class _Lesson:
             score=lambda: self.accuracy(self.student),
             schedule=self.settings,
             processes=processes,
-            device=next(self.student.parameters()).device,
+            device=self._device,
             saves=saves,
             watchers=watchers,
         )
@@ -188,16 +189,47 @@ class _Lesson:
             "choice of tensors": {name: list(p.shape) for name, p in trained.items()},
         }
 
-    @torch.no_grad()
+    @property
+    def _device(self) -> torch.device:
+        return next(self.student.parameters()).device
+
+    def _batch(self, indices: list[int]) -> tuple[dict[str, Tensor], Tensor]:
+        """Some of the measured samples, and their labels."""
+        batch = to_device(self.measured.batch(indices), self._device)
+        labels = batch.pop("labels")
+        return batch, labels
+
     def _check_answers(self) -> None:
-        """Raise ZooError for NaN or infinity in what either says before anything is trained."""
-        indices = self.measured.batches(self.settings.batch_size)[0]
-        for who, model in {"the teacher": self.teacher, "the student": self.student}.items():
-            device = next(model.parameters()).device
-            batch = to_device(self.measured.batch(indices), device)
-            batch.pop("labels")
-            with evaluating(model):
-                check_finite(who, model, batch, [_one(logits_of(model, batch))])
+        """Raise ZooError before anything is trained where answers are no use.
+
+        Where a model cannot take the images, says NaN or infinity, or where teacher, student and
+        labels do not know the same classes.
+        """
+        batch, _ = self._batch(self.measured.batches(self.settings.batch_size)[0])
+        told = self._answer("the teacher", self.teacher, batch).shape[-1]
+        own = self._answer("the student", self.student, batch).shape[-1]
+        if told != own:
+            raise ZooError(
+                f"the teacher has {told} classes, the student {own}; build the student with "
+                "num_classes= (transformers: num_labels=)"
+            )
+        labels = self.samples.labels or []
+        if labels and not 0 <= min(labels) <= max(labels) < own:
+            raise ZooError(
+                f"labels go from {min(labels)} to {max(labels)}, and the classes of the student "
+                f"from 0 to {own - 1}"
+            )
+
+    @torch.no_grad()
+    def _answer(self, who: str, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        with evaluating(model):
+            try:
+                answer = _one(logits_of(model, batch))
+            except (AssertionError, RuntimeError, ValueError) as error:
+                shapes = ", ".join(str(tuple(one.shape)) for one in batch.values())
+                raise ZooError(f"{who} cannot take a batch of shape {shapes}: {error}") from error
+            check_finite(who, model, batch, [answer])
+        return answer
 
     def loss(self, batch: dict[str, Tensor]) -> Tensor:
         """The distillation loss of each sample of a batch, (B,)."""
@@ -206,11 +238,6 @@ class _Lesson:
             told = _one(logits_of(self.teacher, batch))
         answer = logits_of(self.student, batch)
         own, distilled = answer if isinstance(answer, tuple) else (answer, answer)
-        if told.shape != own.shape:
-            raise ZooError(
-                f"the teacher has {told.shape[-1]} classes, the student {own.shape[-1]}; build "
-                "the student with num_classes= (transformers: num_labels=)"
-            )
         loss = losses.distillation(
             own,
             distilled,
@@ -225,14 +252,20 @@ class _Lesson:
     @torch.no_grad()
     def accuracy(self, model: nn.Module) -> float:
         """Share of the held-out samples that a model tells right."""
-        device = next(model.parameters()).device
         right = 0.0
         with evaluating(model):
             for indices in self.measured.batches(self.settings.batch_size):
-                batch = to_device(self.measured.batch(indices), device)
-                labels = batch.pop("labels")
+                batch, labels = self._batch(indices)
                 right += (_one(logits_of(model, batch)).argmax(-1) == labels).sum().item()
         return right / len(self.measured)
+
+
+def _classes(samples: Samples) -> list[int]:
+    """The labels as plain integers, of numpy's too. Raises ZooError where there are others."""
+    labels = samples.labels
+    if labels is None or not all(isinstance(label, Integral) for label in labels):
+        raise ZooError(f"{samples.description} have no integer labels; pass (image, label) pairs")
+    return [int(label) for label in labels]
 
 
 def _one(logits: Tensor | tuple[Tensor, ...]) -> Tensor:
