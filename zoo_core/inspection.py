@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from torch import nn
 
 from zoo_core import registry
+from zoo_core.attention import Site
 from zoo_core.checkpoint.calibration import result_of
 from zoo_core.errors import PatchError
 from zoo_core.patching import adapter_of, stack_of, unwrap
@@ -90,7 +91,7 @@ def inspect(model: Any) -> ModelReport:
     for report in sites:
         if report.unused:
             notes.append(f"{report.path} ignores its {' and '.join(report.unused)} projection")
-    notes += _slower_than_softmax(sites, max(site.max_len for site in adapter.sites(host)))
+    notes += _slower_than_softmax(sites, adapter.sites(host))
     loaded = getattr(host, "zoo_loaded", None)
     source = getattr(host, "zoo_source", None)
     return ModelReport(
@@ -106,13 +107,18 @@ def inspect(model: Any) -> ModelReport:
     )
 
 
-def _slower_than_softmax(sites: Iterable[SiteReport], longest: int) -> list[str]:
+def _slower_than_softmax(reports: Sequence[SiteReport], sites: Sequence[Site]) -> list[str]:
     """A note for each mechanism that was measured to be slower than softmax at every input."""
     from zoo_core.bench.measured import verdict
 
-    names = dict.fromkeys(site.mechanism for site in sites)
-    records = [registry.mechanism(name) for name in names if registry.owners(name)]
-    known = filter(None, map(verdict, records))
+    longest = max(site.max_len for site in sites)
+    records = {}
+    for report, site in zip(reports, sites, strict=True):
+        if registry.owners(report.mechanism):
+            record = registry.mechanism(report.mechanism)
+            if record.options().clamped(site).as_dict() == report.options:  # those measured
+                records[report.mechanism] = record
+    known = filter(None, map(verdict, records.values()))
     return [one.note(longest) for one in known if not one.pays(longest)]
 
 

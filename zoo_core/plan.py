@@ -47,11 +47,17 @@ class Plan:
         """From how many tokens on each mechanism pays, in words, as far as that was measured."""
         from zoo_core.bench.measured import verdict
 
-        longest: dict[Mechanism, int] = {}
+        longest: dict[tuple[Mechanism, bool], int] = {}
         for step in self.steps:
-            longest[step.mechanism] = max(step.site.max_len, longest.get(step.mechanism, 0))
-        found = [(verdict(mechanism), length) for mechanism, length in longest.items()]
-        return [known.note(length) for known, length in found if known]
+            default = step.options == step.mechanism.options().clamped(step.site)
+            key = step.mechanism, default
+            longest[key] = max(step.site.max_len, longest.get(key, 0))
+        found = [(verdict(one), default, length) for (one, default), length in longest.items()]
+        return [
+            known.note(length) if default else known.aside
+            for known, default, length in found
+            if known
+        ]
 
 
 @dataclass(frozen=True)
@@ -210,14 +216,16 @@ def softmax_where_faster(chosen: Sequence[Rule], sites: Sequence[Site]) -> list[
     """The rules, with softmax at every site whose longest input is too short for its mechanism.
 
     Decided once, by `site.max_len`: chosen anew for each input, results would change with the
-    amount of padding. What was never measured stays as it is.
+    amount of padding. What was never measured, as with other options, stays as it is.
     """
     from zoo_core.bench.measured import verdict
 
     (softmax,) = rules("softmax")
     settled = []
     for rule in chosen:
-        known, named = verdict(rule.mechanism), select(rule.selector, sites)
+        measured = rule.options == rule.mechanism.options()
+        known = verdict(rule.mechanism) if measured else None
+        named = select(rule.selector, sites)
         short = [site for site in named if known and not known.pays(site.max_len)]
         settled += _parts(softmax, short)
         settled += _parts(rule, [site for site in named if site not in short])

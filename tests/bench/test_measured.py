@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 import zoo_core as zoo
-from zoo_core import registry
+from zoo_core import plan, registry
 from zoo_core.bench import baseline, measured
 
 MACHINE = {"processor": "one", "device": "cpu", "cores": 2, "threads": 2, "torch": "2"}
@@ -96,3 +96,13 @@ def test_inspect_tells_what_does_not_pay() -> None:
     assert [note[:30] for note in zoo.inspect(short).notes] == ["linear does not pay here: it i"]
     long = zoo.build("bert", "linear", max_length=800, **TINY())
     assert zoo.inspect(long).notes == ()
+
+
+def test_measurements_say_nothing_of_options_that_were_not_measured() -> None:
+    how = {"max_length": 64, "softmax_where_faster": True, **TINY()}
+    other = ("star", {"ring": False})
+    assert attention(zoo.build("bert", "star", **how)) == ["zoo-core/softmax"] * 2
+    assert attention(zoo.build("bert", other, **how)) == ["zoo-core/star"] * 2
+    assert zoo.inspect(zoo.build("bert", other, max_length=64, **TINY())).notes == ()
+    planned = plan.answer("bert", other, max_length=64, **TINY())
+    assert planned.notes[0].startswith("star was not measured with these options; it is slower ")

@@ -85,6 +85,7 @@ class Work:
 
     leaves: what the backward differentiates to. modules: to put in training or eval mode.
     compiled: the same function through torch.compile, where the mode asks for it.
+    like: of which shape and dtype the output has to be; None where nobody asks.
     """
 
     name: str
@@ -93,11 +94,12 @@ class Work:
     modules: tuple[nn.Module, ...] = ()
     compiled: Callable[[], Any] | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    like: Tensor | None = None
 
     def call(self, mode: str) -> Callable[[], Any]:
         """What is timed, counted and measured in a mode; runs once to warm up.
 
-        Raises BenchError where no gradient can be had.
+        Raises BenchError where no gradient can be had, and for another output than `like`.
         """
         for module in self.modules:
             module.train(mode == "backward")
@@ -109,16 +111,25 @@ class Work:
             with torch.no_grad():
                 return function()
 
-        call()
+        self._check(call())
         return call
 
     def eager(self, mode: str) -> Callable[[], Any]:
         """The same without compilation."""
         return replace(self, compiled=None).call(mode)
 
+    def _check(self, out: Any) -> None:
+        """What is fast since it is not attention to all that was asked wins nothing."""
+        if self.like is not None and (out.shape, out.dtype) != (self.like.shape, self.like.dtype):
+            raise BenchError(
+                f"{self.name}: its output is {tuple(out.shape)} of {out.dtype}; it must be "
+                f"{tuple(self.like.shape)} of {self.like.dtype}"
+            )
+
     def _forward_and_backward(self) -> Callable[[], Any]:
         function, leaves = self.function, self.leaves
         out = _first(function())
+        self._check(out)
         if not out.requires_grad:
             raise BenchError(
                 f"{self.name}: its output has no gradient, so that there is no "
@@ -170,7 +181,7 @@ def attend(mechanism: Mechanism, options: Options, inputs: Inputs) -> Work:
     module = modules[-1]
     leaves = tuple(parameter for parameter in module.parameters() if parameter.requires_grad)
     work = Work(name, lambda: module(q, k, v, ctx), (q, k, v, *leaves), tuple(modules))
-    work.options = options.as_dict()
+    work.options, work.like = options.as_dict(), v
     if case.mode == "compiled":
         compiled = torch.compile(module, fullgraph=True, dynamic=False)
         work.compiled = lambda: compiled(q, k, v, ctx)

@@ -69,6 +69,12 @@ class Entry:
     call: Call | None = None
     twin: Call | None = None
 
+    def refuse(self, error: Exception) -> None:
+        """Leave it out of the race, for what it raised."""
+        words = str(error) if isinstance(error, ZooError) else f"failed: {describe(error)}"
+        named = words if words.startswith(self.row.name) else f"{self.row.name}: {words}"
+        self.row, self.call, self.twin = replace(self.row, refused=named), None, None
+
 
 @dataclass(eq=False)
 class Contest:
@@ -93,9 +99,7 @@ class Contest:
                 warnings.filterwarnings("ignore", ".* trains without its auxiliary loss")
                 self._prepare(entry, make())
         except Exception as error:
-            words = str(error) if isinstance(error, ZooError) else f"failed: {describe(error)}"
-            named = words if words.startswith(row.name) else f"{row.name}: {words}"
-            entry.row, entry.call = replace(row, refused=named), None
+            entry.refuse(error)
         return entry
 
     def _prepare(self, entry: Entry, work: Work) -> None:
@@ -121,6 +125,10 @@ class Contest:
         except KeyboardInterrupt:
             yield from self._rows(race.timings())
             raise
+        for name, error in race.failed.items():
+            if not name[0].isdigit():  # a yardstick, without which no ratio means anything
+                raise error
+            self.entries[int(name.split()[0])].refuse(error)
         yield from self._rows(race.timings())
 
     def _race(self) -> Race:

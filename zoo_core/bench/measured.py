@@ -57,6 +57,12 @@ class Verdict:
         """What was measured, in words."""
         return f"measured with default options on {self.machine}"
 
+    @property
+    def aside(self) -> str:
+        """In words, for options that nobody measured."""
+        name = self.break_even.name
+        return f"{name} was not measured with these options; it is {self.summary} ({self.how})"
+
     def note(self, length: int) -> str:
         """In words, for a model that sees at most this many tokens."""
         name = self.break_even.name

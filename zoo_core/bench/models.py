@@ -149,15 +149,26 @@ class Host:
         tensors = [*self.model.parameters(), *self.model.buffers()]
         return copy.deepcopy(self.model, {id(tensor): tensor for tensor in tensors})
 
-    def work(self, name: str, model: nn.Module, case: Case, options: Mapping[str, Any]) -> Work:
-        """Put a model where the case says, and call it on the case's inputs."""
+    def work(
+        self,
+        name: str,
+        model: nn.Module,
+        case: Case,
+        options: Mapping[str, Any],
+        *,
+        whole: bool = True,
+    ) -> Work:
+        """Put a model where the case says, and call it on the case's inputs.
+
+        whole: whether it has to compile in one piece.
+        """
         model = model.to(device=case.device, dtype=getattr(torch, case.dtype))
         for parameter in model.parameters():  # a patch freezes what its mechanism ignores
             parameter.requires_grad_(True)
         inputs = _inputs(model, case)
         work = Work(name, _caller(model, inputs), tuple(model.parameters()), (model,))
         if case.mode == "compiled":
-            work.compiled = _caller(torch.compile(model, dynamic=False), inputs)
+            work.compiled = _caller(torch.compile(model, dynamic=False, fullgraph=whole), inputs)
         work.options = options
         return work
 
@@ -193,7 +204,7 @@ def _peer(
     host: Host, name: str, make: Callable[[], nn.Module], case: Case, options: Mapping[str, Any]
 ) -> Work:
     with patching.seeded(0):
-        return host.work(name, make(), case, options)
+        return host.work(name, make(), case, options, whole=False)
 
 
 def _reads_text(model: nn.Module) -> bool:

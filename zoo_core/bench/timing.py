@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,6 +50,7 @@ class Race:
     """Competitors by name, and what they took so far.
 
     seconds: the least time to spend on one competitor in one round.
+    failed: who raised while it was timed, and what; it takes no further part.
     """
 
     def __init__(self, calls: Mapping[str, Call], *, threads: int, seconds: float) -> None:
@@ -57,6 +58,7 @@ class Race:
             name: Timer("call()", globals={"call": call}, num_threads=threads)
             for name, call in calls.items()
         }
+        self.failed: dict[str, Exception] = {}
         self._seconds = seconds
         self._rounds: list[dict[str, float]] = []
 
@@ -66,7 +68,7 @@ class Race:
             names = list(self._timers)
             if len(self._rounds) % 2:
                 names.reverse()
-            self._rounds.append({name: self._time(name) for name in names})
+            self._rounds.append(dict(self._times(names)))
             after_each()
 
     def timings(self) -> dict[str, Timing]:
@@ -75,8 +77,15 @@ class Race:
             return {}
         return {name: Timing(tuple(times[name] for times in self._rounds)) for name in self._timers}
 
-    def _time(self, name: str) -> float:
-        return self._timers[name].blocked_autorange(min_run_time=self._seconds).median
+    def _times(self, names: Sequence[str]) -> Iterator[tuple[str, float]]:
+        for name in names:
+            try:
+                timed = self._timers[name].blocked_autorange(min_run_time=self._seconds)
+            except Exception as error:
+                self.failed[name] = error
+                del self._timers[name]
+            else:
+                yield name, timed.median
 
 
 def ratio(of: Timing, to: Timing) -> Ratio:
