@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.initialization import no_init_weights
 
 from zoo_architectures import _transformers_calls as calls
 from zoo_architectures import _transformers_weights as weights
@@ -132,8 +133,10 @@ class TransformersAdapter:
         if skeleton or source is None:
             if max_length is not None:
                 config.max_position_embeddings = max_length + self.family.position_offset
-            with torch.device("meta" if skeleton else torch.get_default_device()):
-                return model_class(config, **extra)
+            if skeleton:  # numbers that nobody sees need not be drawn, which takes the most of it
+                with torch.device("meta"), no_init_weights():
+                    return model_class(config, **extra)
+            return model_class(config, **extra)
         attention = tuple(self.family.attention_classes)
         model = weights.from_checkpoint(model_class, source, config, attention, **extra)
         if max_length is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 
 import pytest
@@ -29,7 +30,14 @@ def test_rows_survive_saving_and_loading(row, tmp_path) -> None:
 
 @pytest.mark.parametrize(
     ("change", "verdict"),
-    [(1.0, "same"), (1.08, "same"), (0.95, "same"), (1.2, "slower"), (0.8, "faster")],
+    [
+        (1.0, "same"),
+        (1.08, "same"),
+        (1.11, "slower"),
+        (0.95, "same"),
+        (0.905, "same"),
+        (0.89, "faster"),
+    ],
 )
 def test_a_change_within_the_tolerance_is_none(row, change: float, verdict: str) -> None:
     now = row(ratios={"sdpa": 0.5 * change})
@@ -77,6 +85,46 @@ def test_only_the_same_work_is_compared(row) -> None:
     assert len(baseline.compare(before, [row(options={"rank": 64})])) == 1
 
 
+def refused(row, **values) -> Row:
+    return row(seconds=None, refused="linear: failed: no", ratios={}, **values)
+
+
+def test_what_was_measured_and_is_refused_now_is_broken(row) -> None:
+    before = [row(ratios={"sdpa": 0.5}), row("local"), refused(row, length=1024)]
+    now = [refused(row), row("local"), refused(row, length=1024), refused(row, length=64)]
+    (found,) = baseline.broken(before, now)
+    assert (found.row, found.before.value) == (now[0], 0.5)
+    line = found.as_dict()
+    assert (line["name"], line["length"], line["verdict"]) == ("linear", 512, "broken")
+    assert line["refused"] == "linear: failed: no"
+    (change,) = baseline.compare(before, now)
+    assert line.keys() - {"refused"} == change.as_dict().keys()
+
+
+def test_a_whole_model_is_broken_whatever_options_its_layers_had(row) -> None:
+    before = [row(model="bert", options={"rank": 8}, ratios={"floor": 1.0})]
+    assert baseline.broken(before, [refused(row, model="bert", options={"rank": 64})])
+    before = [row(options={"rank": 8})]
+    assert baseline.broken(before, [refused(row, options={"rank": 64})]) == []
+    assert baseline.broken(before, [refused(row, options={"rank": 8})])
+
+
+def test_what_has_no_counterpart_is_told_apart(row) -> None:
+    before = [row(), row("peer", role="peer", of="linear")]
+    now = [row(), row(length=64), row("new"), row("mine", role="peer", of="linear"), refused(row)]
+    assert baseline.unmatched(before, now) == [now[1], now[2]]
+
+
+def test_why_nothing_has_a_counterpart_is_said_by_the_nearest_row(row) -> None:
+    before = [row(length=1024, mode="backward"), row(length=1024), row("local")]
+    now = [row(width=8), row(length=64), row("new"), row("local", ratios={})]
+    assert baseline.why_unmatched(before, now) == {
+        "linear": "length 1024 then, 64 now",
+        "new": "the baseline has no numbers of it",
+        "local": "no ratio to its reference",
+    }
+
+
 def test_another_machine_is_named() -> None:
     assert baseline.other_machine(MACHINE, {**MACHINE, "threads": 2, "memory": 5}) == [
         "threads 1 then, 2 now"
@@ -111,3 +159,32 @@ def test_a_missing_file_and_a_missing_folder_are_named(tmp_path) -> None:
         baseline.load(tmp_path / "none.json")
     with pytest.raises(BenchError, match="could not be written"):
         baseline.save(tmp_path / "no" / "x.json", [], MACHINE)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("folder", r"folder could not be written: it is a directory"),
+        ("no/x.json", r"no/x\.json could not be written: .* is no directory, make it first"),
+        ("queue", "queue could not be written: it is no regular file"),
+    ],
+)
+def test_where_nothing_can_be_kept_is_known_before(tmp_path, name: str, words: str) -> None:
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "queue")
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(BenchError, match=words):
+        baseline.check_savable(tmp_path / name)
+    with pytest.raises(BenchError, match=words):
+        baseline.save(tmp_path / name, [], MACHINE)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_failed_save_leaves_nothing_behind(tmp_path, monkeypatch) -> None:
+    def full(*places: object) -> None:
+        raise OSError(28, "No space left on device", "x.json.new")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(BenchError, match=r"x\.json could not be written: No space left on device$"):
+        baseline.save(tmp_path / "x.json", [], MACHINE)
+    assert list(tmp_path.iterdir()) == []

@@ -99,3 +99,15 @@ def test_nothing_is_cut_off_at_80_columns(row) -> None:
     assert "…" not in shown
     assert "memory_compressed" in shown
     assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_what_differs_besides_the_length_tells_lines_apart(row) -> None:
+    rows = [
+        row("linear", n, batch=batch, ratios={"sdpa": 512 / n * batch})
+        for batch in (1, 2)
+        for n in (256, 1024)
+    ]
+    head, _, *body = lines(tables.scaling_table(scalings(rows), break_evens(rows)))
+    assert head == "mechanism mode batch pays from".split()
+    assert body == ["linear forward 1 512".split(), "linear forward 2 > 1024".split()]
+    assert [one.as_dict()["batch"] for one in break_evens(rows)] == [1, 2]

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import islice
 
 import pytest
 
+from zoo_core import registry
 from zoo_core.bench import layers, yardsticks
+from zoo_core.cli import bench
 
 QUICK = "--length 16,24 --heads 2 --width 8 --rounds 2 --seconds 1e-9 --no-peers".split()
 
@@ -79,8 +84,48 @@ def test_a_run_is_kept_and_compared(zoo, tmp_path, monkeypatch) -> None:
 
 
 def test_what_comes_with_the_package_can_be_compared_with(zoo) -> None:
-    run = zoo("bench", "uniform", *QUICK, "--against", "shipped")
-    assert "the baseline has none of these mechanisms at these cases" in run.err
+    run = zoo("bench", "linear", "uniform", *QUICK, "--against", "shipped")
+    assert run.code == 1
+    assert "no row in common with the baseline:" in run.err
+    assert "linear, uniform: length 128 then, 16 now; heads 12 then, 2 now; width" in run.err
+
+
+def fails(*arguments: object) -> None:
+    raise RuntimeError("out of order")
+
+
+def test_a_mechanism_that_broke_fails_the_comparison(zoo, tmp_path, monkeypatch) -> None:
+    path = tmp_path / "kept.json"
+    assert zoo("bench", "linear", "uniform", "local", "--save", str(path), *QUICK).code == 0
+    broken = replace(registry.mechanism("linear"), factory=fails)
+    monkeypatch.setattr(bench, "_mechanisms", lambda names: [broken, registry.mechanism("uniform")])
+    against = [*QUICK, "--against", str(path), "--tolerance", "1e9"]
+    run = zoo("bench", "x", *against)
+    assert run.code == 1
+    table = run.out.partition("before and now:")[0]
+    assert table.count("broken") == 2  # two lengths
+    assert run.err.rstrip().endswith("broken: measured in the baseline, refused now: linear")
+    run = zoo("bench", "x", "--json", *against)
+    lines = [json.loads(line) for line in run.out.splitlines()]
+    changes = [line for line in lines if line["kind"] == "change"]
+    assert [(one["name"], one["verdict"]) for one in changes] == [
+        *[("uniform", "same")] * 2,
+        *[("linear", "broken")] * 2,
+    ]
+
+
+def test_what_the_baseline_lacks_is_named(zoo, tmp_path) -> None:
+    path = tmp_path / "kept.json"
+    assert zoo("bench", "linear", "--save", str(path), *QUICK).code == 0
+    run = zoo(
+        *("bench", "linear", "uniform", "--length", "16,24,32", *QUICK[2:]),
+        *("--against", str(path), "--tolerance", "1e9"),
+    )
+    assert run.code == 0, run.err
+    assert (
+        "without a counterpart in the baseline: uniform at 16, 24, 32 tokens, forward; "
+        "linear at 32 tokens, forward\n"
+    ) in run.err
 
 
 def test_a_plot(zoo, tmp_path) -> None:
@@ -102,24 +147,72 @@ def test_a_model(zoo) -> None:
     assert run.out.startswith("bert: batch 1, 2 heads, width 8, float32, forward\n")
     assert "tax" in run.out
     assert "not measured: gpsa: does not fit BertModel" in run.err
+    assert "--length" not in run.err
 
 
-def test_interruption_keeps_what_is_complete_and_exits_with_1(zoo, monkeypatch, tmp_path) -> None:
-    path = tmp_path / "kept.json"
+def test_lengths_of_an_image_model_are_not_dropped_silently(zoo) -> None:
+    sizes = {"depth": 1, "embed_dim": 16, "num_heads": 2, "img_size": 32}
+    run = zoo(
+        *("bench", "--model", "vit", "--attention", "uniform", "--length", "5,64", "--no-peers"),
+        *("--rounds", "2", "--seconds", "1e-9", *(f"--set={k}={v}" for k, v in sizes.items())),
+    )
+    assert run.code == 0, run.err
+    assert "--length 64 was left out: the images of vit make 5 tokens" in run.err
+
+
+@pytest.fixture
+def interrupt(monkeypatch) -> Callable[[int], None]:
+    """Ctrl-C after so many rows."""
     measure = layers.measure
 
-    def interrupted(*arguments, **how):
-        rows = measure(*arguments, **how)
-        yield next(rows)
-        yield next(rows)
-        raise KeyboardInterrupt
+    def interrupt(after: int) -> None:
+        def interrupted(*arguments, **how):
+            yield from islice(measure(*arguments, **how), after)
+            raise KeyboardInterrupt
 
-    monkeypatch.setattr(layers, "measure", interrupted)
+        monkeypatch.setattr(layers, "measure", interrupted)
+
+    return interrupt
+
+
+def test_interruption_keeps_what_is_complete_and_exits_with_1(zoo, interrupt, tmp_path) -> None:
+    path = tmp_path / "kept.json"
+    interrupt(2)
     run = zoo("bench", "linear", "--save", str(path), *QUICK)
     assert run.code == 1
     assert "interrupted; 2 rows complete" in run.err
     assert "linear" in run.out
     assert len(json.loads(path.read_text())["rows"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("rows", "why"),
+    [
+        (0, "no mechanism was measured"),
+        (1, "no mechanism was measured"),
+        (2, "the 2 rows of this interrupted run are not kept"),
+    ],
+)
+def test_an_interrupted_run_replaces_no_baseline(
+    zoo, interrupt, tmp_path, rows: int, why: str
+) -> None:
+    path = tmp_path / "kept.json"
+    path.write_text("good")
+    interrupt(rows)
+    run = zoo("bench", "linear", "--save", str(path), *QUICK)
+    assert run.code == 1
+    assert f"{path} is left as it was: {why}" in run.err
+    assert path.read_text() == "good"
+
+
+def test_a_run_that_measured_nothing_keeps_nothing(zoo, tmp_path, monkeypatch) -> None:
+    path = tmp_path / "kept.json"
+    broken = replace(registry.mechanism("linear"), factory=fails)
+    monkeypatch.setattr(bench, "_mechanisms", lambda names: [broken])
+    run = zoo("bench", "linear", "--save", str(path), *QUICK)
+    assert run.code == 1
+    assert f"{path} is not written: no mechanism was measured" in run.err
+    assert not path.exists()
 
 
 @pytest.mark.parametrize(
@@ -137,6 +230,12 @@ def test_interruption_keeps_what_is_complete_and_exits_with_1(zoo, monkeypatch, 
         (["linformer", "--option", "rnk=3"], 1, "linformer has no option 'rnk'"),
         (["linear", "--plot", "costs.gif"], 1, "must end with one of"),
         (["linear", "--against", "none.json"], 1, "could not be read"),
+        (["linear", "--save", "no/x.json"], 1, "no/x.json could not be written"),
+        (["linear", "--save", "/"], 1, "/ could not be written: it is a directory"),
+        (["linear", "--tolerance", "nan"], 2, "nan is not a finite number"),
+        (["linear", "--seconds", "nan"], 2, "nan is not a finite number"),
+        (["linear", "--seconds", "inf"], 2, "inf is not a finite number"),
+        (["linear", "--threads", "100000"], 2, "100000 is not in the range"),
         (["linear", "--device", "nowhere"], 1, "device 'nowhere' cannot be used"),
     ],
     ids=lambda value: " ".join(value) or "nothing" if isinstance(value, list) else "",

@@ -16,7 +16,7 @@ def _on_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(EXAMPLES)
 
 
-@pytest.mark.parametrize("name", ["freezing", "longer_context"])
+@pytest.mark.parametrize("name", ["build_time", "freezing", "longer_context"])
 def test_it_can_be_imported(name: str) -> None:
     assert callable(import_module(name).main)
 

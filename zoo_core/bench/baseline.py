@@ -10,7 +10,8 @@ import json
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -58,15 +59,28 @@ class Change:
         """What to make of it."""
         if self.change > 1 + self.noise:
             return "slower"
-        return "faster" if self.change < 1 / (1 + self.noise) else "same"
+        return "faster" if self.change < 1 - self.noise else "same"
 
     def as_dict(self) -> dict[str, Any]:
         """One flat JSON object."""
-        whole = asdict(self)
-        row = whole.pop("row")
-        return {"name": row["name"], "model": row["model"], **row["case"], **whole} | {
-            "verdict": self.verdict
-        }
+        return {**_flat(self), "verdict": self.verdict}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Break:
+    """A refused row, `row.refused` says why, of which the baseline has numbers.
+
+    before: the baseline's ratio; None where its reference had no numbers.
+    """
+
+    row: Row
+    to: str
+    before: Ratio | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """One flat JSON object with the fields of a change."""
+        nothing = {"now": None, "change": None, "noise": None}
+        return {**_flat(self), **nothing, "verdict": "broken", "refused": self.row.refused}
 
 
 def save(path: Path, rows: Sequence[Row], machine: Mapping[str, Any], *, command: str = "") -> None:
@@ -77,20 +91,34 @@ def save(path: Path, rows: Sequence[Row], machine: Mapping[str, Any], *, command
         "machine": dict(machine),
         "command": command,
         "scalings": [scaling.as_dict() for scaling in scalings(rows)],
-        "break_evens": [
-            {"name": one.name, "mode": one.case.mode, "length": str(one)}
-            for one in break_evens(rows)
-        ],
+        "break_evens": [one.as_dict() for one in break_evens(rows)],
     }
     # A line for each row, so that versions of the file can be compared.
     lines = ",\n".join(json.dumps(row.as_dict(), ensure_ascii=False) for row in rows)
     head = json.dumps(document, ensure_ascii=False).removesuffix("}")
+    check_savable(path)
     beside = path.with_name(f"{path.name}.new")
     try:
         beside.write_text(f'{head},\n"rows": [\n{lines}\n]}}\n', "utf-8")
         os.replace(beside, path)
     except OSError as error:
-        raise BenchError(f"{path} could not be written: {error}") from error
+        with suppress(OSError):  # a half of it is of no use, and the first error says more
+            beside.unlink()
+        raise BenchError(f"{path} could not be written: {error.strerror or error}") from error
+
+
+def check_savable(path: Path) -> None:
+    """Raise BenchError unless `save` may put a file there, in the place of one or where none is."""
+    folder = path.absolute().parent
+    if path.exists() and not path.is_file():
+        why = "it is a directory, name a file in it" if path.is_dir() else "it is no regular file"
+    elif not folder.is_dir():
+        why = f"{folder} is no directory, make it first"
+    elif not os.access(folder, os.W_OK):
+        why = f"no permission for {folder}"
+    else:
+        return
+    raise BenchError(f"{path} could not be written: {why}")
 
 
 def load(path: Path) -> Baseline:
@@ -122,13 +150,8 @@ def compare(
 
     A change counts where it exceeds the tolerance and ERRORS standard errors of both medians.
     """
-    known = {row.key: row for row in before}
     changes = []
-    for row in now:
-        to = "floor" if row.model else "sdpa"
-        old = known.get(row.key)
-        if row.role != "mechanism" or old is None or not (to in row.ratios and to in old.ratios):
-            continue
+    for old, row, to in _pairs(before, now):
         first, second = old.ratios[to], row.ratios[to]
         errors = math.hypot(first.error / first.value, second.error / second.value)
         changes.append(
@@ -144,6 +167,44 @@ def compare(
     return sorted(changes, key=lambda change: change.change, reverse=True)
 
 
+def broken(before: Iterable[Row], now: Iterable[Row]) -> list[Break]:
+    """Every mechanism that a baseline has numbers of, and that is refused now at the same case."""
+    known = {_work(row): row for row in before if row.role == "mechanism" and not row.refused}
+    found = []
+    for row in now:
+        old = known.get(_work(row))
+        if row.role == "mechanism" and row.refused and old is not None:
+            to = _reference(row)
+            found.append(Break(row=row, to=to, before=old.ratios.get(to)))
+    return found
+
+
+def unmatched(before: Iterable[Row], now: Iterable[Row]) -> list[Row]:
+    """Every mechanism's row with numbers that `compare` finds no counterpart of."""
+    rows = list(now)
+    matched = {row.key for _, row, _ in _pairs(before, rows)}
+    return [
+        row
+        for row in rows
+        if row.role == "mechanism" and not row.refused and row.key not in matched
+    ]
+
+
+def why_unmatched(before: Iterable[Row], now: Sequence[Row]) -> dict[str, str]:
+    """Why a baseline has no counterpart of any of these rows, by the name of the mechanism.
+
+    That is where the nearest rows of the name differ, such as "length 512 then, 64 now".
+    """
+    measured = [row for row in before if row.role == "mechanism" and not row.refused]
+    reasons = {}
+    for name in dict.fromkeys(row.name for row in now):
+        olds = [row for row in measured if row.name == name]
+        apart = [_apart(old, row) for row in now if row.name == name for old in olds]
+        nearest = min(apart, key=len, default=["the baseline has no numbers of it"])
+        reasons[name] = "; ".join(nearest) or "no ratio to its reference"
+    return reasons
+
+
 def other_machine(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """What differs between two machines and moves ratios, in words."""
     keys = ("processor", "device", "cores", "threads", "torch")
@@ -151,4 +212,41 @@ def other_machine(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str
         f"{key} {before.get(key)} then, {now.get(key)} now"
         for key in keys
         if before.get(key) != now.get(key)
+    ]
+
+
+def _flat(found: Change | Break) -> dict[str, Any]:
+    whole = asdict(found)
+    row = whole.pop("row")
+    return {"name": row["name"], "model": row["model"], **row["case"], **whole}
+
+
+def _reference(row: Row) -> str:
+    return "floor" if row.model else "sdpa"
+
+
+def _pairs(before: Iterable[Row], now: Iterable[Row]) -> list[tuple[Row, Row, str]]:
+    """Mechanisms' rows of the same work that both have a ratio: old, new, and to what it is."""
+    known = {row.key: row for row in before}
+    pairs = []
+    for row in now:
+        to, old = _reference(row), known.get(row.key)
+        if row.role == "mechanism" and old and to in row.ratios and to in old.ratios:
+            pairs.append((old, row, to))
+    return pairs
+
+
+def _work(row: Row) -> tuple[Any, ...]:
+    """The key; of a whole model without options, since a refused one never got its layers' own."""
+    return (replace(row, options={}) if row.model else row).key
+
+
+def _apart(old: Row, row: Row) -> list[str]:
+    """Each axis in which two rows of a mechanism differ, in words."""
+    then, now = (
+        {"model": one.model or "none", **asdict(one.case), "options": dict(one.options)}
+        for one in (old, row)
+    )
+    return [
+        f"{axis} {then[axis]} then, {now[axis]} now" for axis in then if then[axis] != now[axis]
     ]

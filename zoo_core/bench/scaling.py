@@ -77,6 +77,12 @@ class BreakEven:
     at_most: bool
     measured: tuple[int, int]
 
+    def as_dict(self) -> dict[str, Any]:
+        """One flat JSON object; length: as in the tables, such as "> 4096"."""
+        case = asdict(self.case)
+        case.pop("length")
+        return {**case, "name": self.name, "length": str(self)}
+
     def __str__(self) -> str:
         if self.length is None:
             return f"> {self.measured[1]}"

@@ -28,21 +28,22 @@ MODELS_LEGEND = (
     "tax = (t - floor) / floor; the floor is the same model whose attention returns the values. "
     "/stock and /peer: times divided by the stock model's and by the fastest public model's."
 )
-SCALING_LEGEND = (
+GROWTH_LEGEND = (
     "Time and memory grow like n to these powers, fitted over the lengths above; declared: what "
     "the mechanism's record says over the same lengths (of memory, for forward and backward "
-    "together), off where the fit is farther than 0.15 away (off? if only by its error). pays "
-    "from: the tokens from which on it is faster than fused softmax."
+    "together), off where the fit is farther than 0.15 away (off? if only by its error)."
 )
+PAYS_LEGEND = "pays from: the tokens from which on it is faster than {}."
 CHANGES_LEGEND = (
     "before and now: time divided by that of fused softmax in the same run (whole models: of their "
-    "floor). A change within noise, the tolerance or 3 standard errors, is none."
+    "floor). A change within noise, the tolerance or 3 standard errors, is none; broken: what was "
+    "measured before and is refused now."
 )
 
 
 def layers_table(rows: Sequence[Row]) -> Table:
     """Bare mechanisms: time, its ratios, and peak memory, by length."""
-    axes = _varying(rows)
+    axes = _varying(row.case for row in rows)
     eager = any("eager" in row.ratios for row in rows)
     peers = any(row.best_peer for row in rows)
     spare = [*(["/eager"] if eager else []), *(["/peer"] if peers else [])]
@@ -67,7 +68,7 @@ def layers_table(rows: Sequence[Row]) -> Table:
 
 def models_table(rows: Sequence[Row]) -> Table:
     """Whole models: time, the attention tax, the ratio to the stock model, and peak memory."""
-    axes = _varying(rows)
+    axes = _varying(row.case for row in rows)
     peers = any(row.best_peer for row in rows)
     table = _table("tokens", *axes)
     _numbers(table, "ms", "+-%", "tax", "/stock", *(["/peer"] if peers else []), "MB")
@@ -87,9 +88,11 @@ def models_table(rows: Sequence[Row]) -> Table:
 
 def scaling_table(found: Iterable[Scaling], breaks: Iterable[BreakEven]) -> Table:
     """One line for each competitor and mode: fitted exponents, declared ones, break-even."""
-    found = list(found)
+    found, breaks = list(found), list(breaks)
     fitted = ["time", "declared", "memory", "declared"] if found else []
-    table = _table("mode", *fitted, "pays from")
+    cases = [*(one.case for one in found), *(one.case for one in breaks)]
+    axes = [axis for axis in _varying(cases) if axis != "mode"]
+    table = _table("mode", *axes, *fitted, "pays from")
     by: dict[tuple[str, str, Case], dict[str, Scaling]] = {}
     for one in found:
         by.setdefault((one.name, one.of, one.case), {})[one.quantity] = one
@@ -100,6 +103,7 @@ def scaling_table(found: Iterable[Scaling], breaks: Iterable[BreakEven]) -> Tabl
         table.add_row(
             f"  {name}" if of else name,
             case.mode,
+            *(_axis(case, axis) for axis in axes),
             *(_exponent(fits.get("time")) if found else ()),
             *(_exponent(fits.get("memory")) if found else ()),
             str(where.get(key, _NONE)),
@@ -132,7 +136,7 @@ def changes_table(changes: Iterable[Change]) -> Table:
 def caption(rows: Sequence[Row]) -> str:
     """What all rows have in common, in one line."""
     case = rows[0].case
-    varying = _varying(rows)
+    varying = _varying(row.case for row in rows)
     parts = {
         "batch": f"batch {case.batch}",
         "heads": f"{case.heads} heads",
@@ -192,17 +196,20 @@ def _measured(rows: Iterable[Row]) -> list[Row]:
     return [row for row in rows if row.seconds is not None]
 
 
-def _varying(rows: Sequence[Row]) -> list[str]:
+def _varying(cases: Iterable[Case]) -> list[str]:
     """The axes besides the length that need a column."""
-    return [axis for axis in _AXES if len({getattr(row.case, axis) for row in rows}) > 1]
+    cases = list(cases)
+    return [axis for axis in _AXES if len({getattr(case, axis) for case in cases}) > 1]
+
+
+def _axis(case: Case, axis: str) -> str:
+    value = getattr(case, axis)
+    return ("padded" if value else "") if axis == "padded" else str(value)
 
 
 def _start(row: Row, axes: Sequence[str]) -> list[str]:
-    values = {axis: getattr(row.case, axis) for axis in axes}
-    if "padded" in values:
-        values["padded"] = "padded" if row.case.padded else ""
     name = f"  {row.name}" if row.role == "peer" else row.name
-    return [name, str(row.case.length), *(str(value) for value in values.values())]
+    return [name, str(row.case.length), *(_axis(row.case, axis) for axis in axes)]
 
 
 def _time(row: Row) -> list[str]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-import shlex
+import math
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -45,7 +46,19 @@ def _kept(context: click.Context, parameter: click.Parameter, text: str | None) 
     return FILE
 
 
+class _Finite(click.FloatRange):
+    """A range without infinity, and without nan, which no bound keeps out."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number", param, ctx)
+        return number
+
+
 _counts = _several(click.IntRange(min=1))
+#: More gain nothing anywhere, and torch crashes on numbers that the system does not grant.
+_MOST_THREADS = 4 * (os.cpu_count() or 256)
 
 
 @click.command("bench")
@@ -74,13 +87,17 @@ _counts = _several(click.IntRange(min=1))
     help="backward: forward and backward in training; compiled: the forward by torch.compile.",
 )
 @click.option("--padded", is_flag=True, help="Samples of N/2 to N tokens, padded to N.")
-@click.option("--threads", type=click.IntRange(min=1), help="Threads. Default: torch's own.")
+@click.option(
+    "--threads",
+    type=click.IntRange(min=1, max=_MOST_THREADS),
+    help="Threads. Default: torch's own.",
+)
 @click.option(
     "--rounds", type=click.IntRange(min=2), default=5, show_default=True, help="Turns of each."
 )
 @click.option(
     "--seconds",
-    type=click.FloatRange(min=0, min_open=True),
+    type=_Finite(min=0, min_open=True),
     default=0.1,
     show_default=True,
     help="The least time of one turn.",
@@ -118,11 +135,11 @@ _counts = _several(click.IntRange(min=1))
     metavar="FILE",
     callback=_kept,
     help="Compare ratios with kept ones, or with what comes with zoo-core: shipped. Exits with 1 "
-    "where something got slower.",
+    "where something got slower or broke, or nothing can be compared.",
 )
 @click.option(
     "--tolerance",
-    type=click.FloatRange(min=0),
+    type=_Finite(min=0),
     default=0.1,
     show_default=True,
     help="With --against: the change that is no change, beyond noise.",
@@ -209,6 +226,8 @@ def command(
         machine = describe_machine(device, threads)
     if plot:
         check_drawable(plot)
+    if save:
+        baseline.check_savable(save)
     before = baseline.load(against) if against else None
     report = Report(machine, model=model, json=json)
     with _progress() as progress:
@@ -225,13 +244,14 @@ def command(
             how |= {"pretrained": weights or False, "task": task, **model_kwargs}
             report.take(models.measure_models(family, chosen, cases, **how))
     report.show(summary=markdown)
+    if model is not None and length:
+        report.remark_on_lengths(length)
     if save:
-        baseline.save(save, report.rows, machine, command=f"zoo {shlex.join(sys.argv[1:])}")
-        output.say(f"kept in {save}", stderr=True)
-    slower = before is not None and report.compare(before, tolerance)
+        report.keep(save)
+    worse = before is not None and report.compare(before, tolerance)
     if plot:
         report.draw(plot)
-    if slower or report.interrupted or not report.measured:
+    if worse or report.interrupted or not report.measured:
         raise SystemExit(1)
 
 

@@ -22,6 +22,9 @@ from zoo_core.cli.output import Cell
 if TYPE_CHECKING:
     from rich.table import Table
 
+#: No table is wider, in characters.
+_WIDEST = 1000
+
 
 class Report:
     """Gathers the rows of one run and shows them.
@@ -59,7 +62,7 @@ class Report:
         for fit in fits:
             self._line("scaling", fit.as_dict())
         for one in breaks:
-            self._line("break_even", {"name": one.name, "mode": one.case.mode, "length": str(one)})
+            self._line("break_even", one.as_dict())
         if summary:
             command = shlex.join(["zoo", *sys.argv[1:]])
             output.say(f"{markdown(self.rows)}\n\n{tables.headline(self.machine)}; `{command}`.")
@@ -71,7 +74,9 @@ class Report:
                 _print(tables.layers_table(self.rows), tables.LAYERS_LEGEND)
             if fits or breaks:
                 output.say()
-                _print(tables.scaling_table(fits, breaks), tables.SCALING_LEGEND)
+                faster = tables.PAYS_LEGEND.format("the stock model" if self.model else "softmax")
+                legend = f"{tables.GROWTH_LEGEND} {faster}" if fits else faster
+                _print(tables.scaling_table(fits, breaks), legend)
         self._remark_on_refusals()
 
     def draw(self, path: Path) -> None:
@@ -79,23 +84,64 @@ class Report:
         plot(self.rows, path, title=f"{tables.headline(self.machine)}; {tables.caption(self.rows)}")
         output.say(f"drawn in {path}", stderr=True)
 
+    def keep(self, path: Path) -> None:
+        """Save the rows, unless that would put nothing, or a part, in the place of a baseline."""
+        kept = "left as it was" if path.exists() else "not written"
+        if not self.measured:
+            output.warn(f"{path} is {kept}: no mechanism was measured")
+        elif self.interrupted and path.exists():
+            rows = output.plural(len(self.rows), "row")
+            output.warn(f"{path} is {kept}: the {rows} of this interrupted run are not kept")
+        else:
+            command = f"zoo {shlex.join(sys.argv[1:])}"
+            baseline.save(path, self.rows, self.machine, command=command)
+            output.say(f"kept in {path}", stderr=True)
+
+    def remark_on_lengths(self, asked: Iterable[int]) -> None:
+        """Say so where a whole model was not measured at a length, since images have their own."""
+        wanted, found = set(asked), {row.case.length for row in self.rows}
+        left_out = sorted(wanted - found)
+        # An interrupted run of a text model lacks lengths too, but has no other ones.
+        if left_out and (found - wanted or not self.interrupted):
+            output.warn(
+                f"--length {','.join(map(str, left_out))} was left out: the images of {self.model} "
+                f"make {', '.join(map(str, sorted(found)))} tokens; --set their size instead"
+            )
+
     def compare(self, before: baseline.Baseline, tolerance: float) -> bool:
-        """Say what changed since a baseline; whether something got slower."""
+        """Say what changed since a baseline; whether it is worse, or nothing could be compared."""
         changes = baseline.compare(before.rows, self.rows, tolerance=tolerance)
-        slower = [change for change in changes if change.verdict == "slower"]
-        for change in changes:
-            self._line("change", change.as_dict())
+        broken = baseline.broken(before.rows, self.rows)
+        for line in [*(one.as_dict() for one in changes), *(one.as_dict() for one in broken)]:
+            self._line("change", line)
         for difference in baseline.other_machine(before.machine, self.machine):
             output.warn(f"another machine than the baseline's: {difference}")
-        if not changes:
-            output.warn("the baseline has none of these mechanisms at these cases")
-        elif not self.json:
+        if (changes or broken) and not self.json:
             output.say()
-            _print(tables.changes_table(changes), tables.CHANGES_LEGEND)
+            _print(_changes(changes, broken), tables.CHANGES_LEGEND)
+        self._remark_on_unmatched(before, compared=bool(changes))
+        slower = [change.row for change in changes if change.verdict == "slower"]
         if slower:
-            names = dict.fromkeys(change.row.name for change in slower)
-            output.warn(f"slower than the baseline: {', '.join(names)}")
-        return bool(slower)
+            output.warn(f"slower than the baseline: {_named(slower)}")
+        if broken:
+            names = _named([one.row for one in broken])
+            output.warn(f"broken: measured in the baseline, refused now: {names}")
+        return bool(slower or broken or not changes)
+
+    def _remark_on_unmatched(self, before: baseline.Baseline, *, compared: bool) -> None:
+        """Name the rows that the baseline lacks; where it lacks all of them, say why."""
+        alone = baseline.unmatched(before.rows, self.rows)
+        if compared and alone:
+            output.warn(f"without a counterpart in the baseline: {_placed(alone)}")
+        elif alone:
+            output.warn("no row in common with the baseline:")
+            names: dict[str, list[str]] = {}
+            for name, reason in baseline.why_unmatched(before.rows, alone).items():
+                names.setdefault(reason, []).append(name)
+            for reason, some in names.items():
+                output.warn(f"{', '.join(some)}: {reason}")
+        elif not compared:
+            output.warn("nothing was measured that a baseline could be compared with")
 
     def _headline(self) -> None:
         model = f"{self.model}: " if self.model else ""
@@ -122,9 +168,37 @@ class Report:
             output.warn(f"not measured: {', '.join(names)}{at}: {reason}")
 
 
+def _changes(changes: Iterable[baseline.Change], broken: Iterable[baseline.Break]) -> Table:
+    """The table of changes, what is broken at its end."""
+    table = tables.changes_table(changes)
+    for one in broken:
+        case = one.row.case
+        ratio = tables.figures(one.before.value) if one.before else "-"
+        cells = (one.row.name, str(case.length), case.mode, ratio, "-", "-", "-")
+        table.add_row(*cells, "[red]broken[/]")
+    return table
+
+
+def _named(rows: Iterable[Row]) -> str:
+    return ", ".join(dict.fromkeys(row.name for row in rows))
+
+
+def _placed(rows: Iterable[Row]) -> str:
+    """Rows in words: "linear at 64, 128 tokens, forward; ..."."""
+    places: dict[tuple[str, str], list[int]] = {}
+    for row in rows:
+        places.setdefault((row.name, row.case.mode), []).append(row.case.length)
+    return "; ".join(
+        f"{name} at {', '.join(map(str, dict.fromkeys(lengths)))} tokens, {mode}"
+        for (name, mode), lengths in places.items()
+    )
+
+
 def _print(table: Table, legend: str) -> None:
     from rich.console import Console
 
-    console = Console(width=output.width(), highlight=False)
-    console.print(table)
-    console.print(f"\n{legend}", style="dim")
+    width = output.width()
+    # A table that is too wide is for the terminal to wrap: no name or number is cut.
+    whole = max(width, Console(width=_WIDEST).measure(table).maximum)
+    Console(width=whole, highlight=False).print(table)
+    Console(width=width, highlight=False).print(f"\n{legend}", style="dim")
