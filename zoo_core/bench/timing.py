@@ -2,7 +2,8 @@
 
 A machine drifts: a neighbour starts, a clock steps down. So all competitors run once in each
 round, in alternating order, and a ratio is the median over the rounds of the ratio within one
-round. `Timer` fixes the number of threads, synchronises an accelerator before and after, switches
+round. Each round begins with another one: whoever ran twice in a row would find its own data in
+the caches. `Timer` fixes the number of threads, synchronises an accelerator before and after, switches
 the garbage collector off, and calls as often as its own overhead asks; the calls by which it finds
 that number warm the competitor up after each change.
 """
@@ -65,10 +66,7 @@ class Race:
     def run(self, rounds: int, after_each: Callable[[], None] = lambda: None) -> None:
         """Run some rounds. Interrupted, it keeps those that are complete."""
         for _ in range(rounds):
-            names = list(self._timers)
-            if len(self._rounds) % 2:
-                names.reverse()
-            self._rounds.append(dict(self._times(names)))
+            self._rounds.append(dict(self._times(self._order())))
             after_each()
 
     def timings(self) -> dict[str, Timing]:
@@ -76,6 +74,12 @@ class Race:
         if len(self._rounds) < FEWEST_ROUNDS:
             return {}
         return {name: Timing(tuple(times[name] for times in self._rounds)) for name in self._timers}
+
+    def _order(self) -> list[str]:
+        names, number = list(self._timers), len(self._rounds)
+        start = number % len(names) if names else 0
+        names = names[start:] + names[:start]
+        return names[::-1] if number % 2 else names
 
     def _times(self, names: Sequence[str]) -> Iterator[tuple[str, float]]:
         for name in names:

@@ -54,7 +54,9 @@ GPSA = Mechanism(
         year=2021,
         arxiv="2103.10697",
     ),
-    time="n**2*d",
+    # 42: the two products of the positional map and the mix pass 7 times over memory (see
+    # `Mechanism`).
+    time="n*(n + n**0.5 + 42)*d",
     memory="n**2",
     supports=Supports(weights=True, grid="required"),
     options=GpsaOptions,

@@ -55,7 +55,7 @@ class GatedPositionalAttention(nn.Module):
         along_rows = cols[:, None] @ value_cells
         near = (rows @ along_rows.flatten(-2)).view(along_rows.shape)
         gate = self.gate.sigmoid().view(-1, 1, 1, 1).to(content.dtype)
-        return grid.join(first, (1 - gate) * content_cells + gate * near).to(v.dtype)
+        return grid.join(first, torch.lerp(content_cells, near, gate)).to(v.dtype)
 
     def attention_map(self, q: Tensor, k: Tensor, ctx: Context) -> Tensor:
         """The weights (B, H, N, N)."""
