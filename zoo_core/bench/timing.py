@@ -1,11 +1,11 @@
 """Times of competitors that take turns, by torch.utils.benchmark.
 
-A machine drifts: a neighbour starts, a clock steps down. So all competitors run once in each
-round, in alternating order, and a ratio is the median over the rounds of the ratio within one
-round. Each round begins with another one: whoever ran twice in a row would find its own data in
-the caches. `Timer` fixes the number of threads, synchronises an accelerator before and after, switches
-the garbage collector off, and calls as often as its own overhead asks; the calls by which it finds
-that number warm the competitor up after each change.
+A machine drifts: a neighbour starts, a clock steps down. So all competitors run once in each round,
+in alternating order, and a ratio is the median over the rounds of the ratio within one round. Each
+round begins with another one: whoever ran twice in a row would find its own data in the caches.
+`Timer` fixes the number of threads, synchronises an accelerator before and after, switches the
+garbage collector off, and calls as often as its own overhead asks; the calls by which it finds that
+number warm the competitor up after each change.
 """
 
 from __future__ import annotations
