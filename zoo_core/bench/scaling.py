@@ -202,12 +202,12 @@ def _by_length(rows: Iterable[Row]) -> list[list[Row]]:
 def _declared(rows: Sequence[Row], quantity: str) -> tuple[str, float | None]:
     """The formula of a record, and its exponent over the lengths of these rows.
 
-    Only a bare mechanism has one; of a whole model attention is a part. Its memory is declared
-    for forward and backward together.
+    Only a bare mechanism has one; of a whole model attention is a part. Its time is declared for a
+    forward, its memory for forward and backward together.
     """
     if rows[0].role != "mechanism" or rows[0].model:
         return "", None
-    if quantity == "memory" and rows[0].case.mode != "backward":
+    if (quantity == "memory") != (rows[0].case.mode == "backward"):
         return "", None
     try:
         record = registry.mechanism(rows[0].name)

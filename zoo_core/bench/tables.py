@@ -30,8 +30,9 @@ MODELS_LEGEND = (
 )
 GROWTH_LEGEND = (
     "Time and memory grow like n to these powers, fitted over the lengths above; declared: what "
-    "the mechanism's record says over the same lengths (of memory, for forward and backward "
-    "together), off where the fit is farther than 0.15 away (off? if only by its error)."
+    "the mechanism's record says over the same lengths (of time for a forward, of memory for "
+    "forward and backward together), off where the fit is farther than 0.15 away (off? if only by "
+    "its error)."
 )
 PAYS_LEGEND = "pays from: the tokens from which on it is faster than {}."
 CHANGES_LEGEND = (

@@ -42,7 +42,7 @@ DPFP = Mechanism(
         arxiv="2102.11174",
     ),
     time="n*nu*d**2",
-    memory="(n + 400*nu)*d",
+    memory="(n + 1450*nu)*d",
     supports=Supports(key_padding=True, causal=True, cross=True, weights=True),
     options=DPFPOptions,
     swap="needs-training",
