@@ -87,7 +87,7 @@ def test_what_comes_with_the_package_can_be_compared_with(zoo) -> None:
     run = zoo("bench", "linear", "uniform", *QUICK, "--against", "shipped")
     assert run.code == 1
     assert "no row in common with the baseline:" in run.err
-    assert "linear, uniform: length 128 then, 16 now; heads 12 then, 2 now; width" in run.err
+    assert "linear, uniform: length 128 then, 24 now; heads 12 then, 2 now; width" in run.err
 
 
 def fails(*arguments: object) -> None:

@@ -199,10 +199,18 @@ def why_unmatched(before: Iterable[Row], now: Sequence[Row]) -> dict[str, str]:
     reasons = {}
     for name in dict.fromkeys(row.name for row in now):
         olds = [row for row in measured if row.name == name]
-        apart = [_apart(old, row) for row in now if row.name == name for old in olds]
-        nearest = min(apart, key=len, default=["the baseline has no numbers of it"])
-        reasons[name] = "; ".join(nearest) or "no ratio to its reference"
+        pairs = [(old, row) for row in now if row.name == name for old in olds]
+        if not pairs:
+            reasons[name] = "the baseline has no numbers of it"
+            continue
+        nearest = min(pairs, key=lambda pair: _distance(*pair))
+        reasons[name] = "; ".join(_apart(*nearest)) or "no ratio to its reference"
     return reasons
+
+
+def _distance(old: Row, row: Row) -> tuple[int, int]:
+    """In how many things two rows differ, and by how many tokens."""
+    return len(_apart(old, row)), abs(old.case.length - row.case.length)
 
 
 def other_machine(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
