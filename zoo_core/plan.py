@@ -45,11 +45,11 @@ class Plan:
     @property
     def notes(self) -> list[str]:
         """From how many tokens on each mechanism pays, in words, as far as that was measured."""
-        from zoo_core.bench.measured import verdict
+        from zoo_core.bench.measured import as_measured, verdict
 
         longest: dict[tuple[Mechanism, bool], int] = {}
         for step in self.steps:
-            default = step.options == step.mechanism.options().clamped(step.site)
+            default = as_measured(step.mechanism, step.options.as_dict(), step.site)
             key = step.mechanism, default
             longest[key] = max(step.site.max_len, longest.get(key, 0))
         found = [(verdict(one), default, length) for (one, default), length in longest.items()]

@@ -123,13 +123,9 @@ class Contest:
         try:
             race.run(self.effort.rounds, lambda: steps.step(what))
         except KeyboardInterrupt:
-            yield from self._rows(race.timings())
+            yield from self._results(race)
             raise
-        for name, error in race.failed.items():
-            if not name[0].isdigit():  # a yardstick, without which no ratio means anything
-                raise error
-            self.entries[int(name.split()[0])].refuse(error)
-        yield from self._rows(race.timings())
+        yield from self._results(race)
 
     def _race(self) -> Race:
         calls: dict[str, Call] = {}
@@ -142,6 +138,17 @@ class Contest:
             self.yardsticks = Yardsticks.of(self.case)
             calls |= self.yardsticks.calls
         return Race(calls, threads=self.effort.in_use, seconds=self.effort.seconds)
+
+    def _results(self, race: Race) -> Iterator[Row]:
+        """The rows of a race; of who failed in it, why."""
+        failed = dict(race.failed)
+        for index, entry in enumerate(self.entries):
+            for name in (str(index), f"{index} eager"):
+                if (error := failed.pop(name, None)) is not None:
+                    entry.refuse(error)
+        for error in failed.values():  # of a yardstick, without which no ratio means anything
+            raise error
+        yield from self._rows(race.timings())
 
     def _rows(self, timings: dict[str, Timing]) -> Iterator[Row]:
         for index, entry in enumerate(self.entries):

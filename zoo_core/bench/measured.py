@@ -7,10 +7,13 @@ torch.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
+from zoo_core.attention import Site
 from zoo_core.bench.baseline import Baseline, load
 from zoo_core.bench.rows import Row
 from zoo_core.bench.scaling import BreakEven, break_evens
@@ -71,6 +74,11 @@ class Verdict:
             return f"{name} is {self.summary}{shorter} ({self.how})"
         here = f"; this model sees at most {length}" if self.break_even.length else ""
         return f"{name} does not pay here: it is {self.summary}{here} ({self.how})"
+
+
+def as_measured(mechanism: Mechanism, options: Mapping[str, Any], site: Site) -> bool:
+    """Whether options, clamped to their site, are those that `verdict` speaks of: the defaults."""
+    return mechanism.options().clamped(site).as_dict() == options
 
 
 def verdict(mechanism: Mechanism) -> Verdict | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from zoo_core.bench.baseline import Change
+from zoo_core.bench.baseline import Break, Change
 from zoo_core.bench.cases import Case
 from zoo_core.bench.rows import Ratio, Row
 from zoo_core.bench.scaling import BreakEven, Scaling
@@ -113,8 +113,8 @@ def scaling_table(found: Iterable[Scaling], breaks: Iterable[BreakEven]) -> Tabl
     return table
 
 
-def changes_table(changes: Iterable[Change]) -> Table:
-    """What a comparison found."""
+def changes_table(changes: Iterable[Change], broken: Iterable[Break] = ()) -> Table:
+    """What a comparison found; what is broken comes last."""
     table = _table("tokens", "mode")
     _numbers(table, "before", "now", "change", "noise")
     table.add_column("")
@@ -131,6 +131,10 @@ def changes_table(changes: Iterable[Change]) -> Table:
             f"{one.noise:.0%}",
             f"[{colours[one.verdict]}]{one.verdict}[/]",
         )
+    for gone in broken:
+        case, before = gone.row.case, _ratio(gone.before)
+        cells = (gone.row.name, str(case.length), case.mode, before, *[_NONE] * 3)
+        table.add_row(*cells, "[red]broken[/]")
     return table
 
 

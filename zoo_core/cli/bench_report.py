@@ -118,7 +118,7 @@ class Report:
             output.warn(f"another machine than the baseline's: {difference}")
         if (changes or broken) and not self.json:
             output.say()
-            _print(_changes(changes, broken), tables.CHANGES_LEGEND)
+            _print(tables.changes_table(changes, broken), tables.CHANGES_LEGEND)
         self._remark_on_unmatched(before, compared=bool(changes))
         slower = [change.row for change in changes if change.verdict == "slower"]
         if slower:
@@ -166,17 +166,6 @@ class Report:
             everywhere = len(lengths) == len({row.case.length for row in self.rows})
             at = "" if everywhere else f" at {', '.join(map(str, lengths))} tokens"
             output.warn(f"not measured: {', '.join(names)}{at}: {reason}")
-
-
-def _changes(changes: Iterable[baseline.Change], broken: Iterable[baseline.Break]) -> Table:
-    """The table of changes, what is broken at its end."""
-    table = tables.changes_table(changes)
-    for one in broken:
-        case = one.row.case
-        ratio = tables.figures(one.before.value) if one.before else "-"
-        cells = (one.row.name, str(case.length), case.mode, ratio, "-", "-", "-")
-        table.add_row(*cells, "[red]broken[/]")
-    return table
 
 
 def _named(rows: Iterable[Row]) -> str:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from zoo_core.errors import ZooError
-from zoo_core.fidelity.observing import is_timm
+from zoo_core.fidelity.observing import POOLINGS, is_timm
 from zoo_core.patching import adapter_of, unwrap
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "spiece.model")
@@ -61,7 +61,7 @@ def _sentence_transformer(model: Any) -> Any:
 
 def _pooling(outer: Any) -> str | None:
     mode = next((one.pooling_mode for one in outer if hasattr(one, "pooling_mode")), None)
-    if mode not in (None, "mean", "cls"):
+    if mode not in (None, *POOLINGS):
         raise ZooError(
             f"this SentenceTransformer's pooling is {mode!r}, which is not known here; pass "
             "pooling='mean' or 'cls'"

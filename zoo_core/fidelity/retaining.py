@@ -17,7 +17,7 @@ from zoo_core.errors import OptionError, ZooError
 from zoo_core.fidelity import metrics, preparing, twins
 from zoo_core.fidelity.layers import layer_errors
 from zoo_core.fidelity.losses import divergence, token_mean
-from zoo_core.fidelity.observing import Observed, mask_for, observe
+from zoo_core.fidelity.observing import POOLINGS, Observed, mask_for, observe
 from zoo_core.fidelity.probe import obstacle, probe_correct
 from zoo_core.fidelity.reports import SCORES, Estimate, LayerScore, Retention
 from zoo_core.fidelity.samples import Samples, encode
@@ -37,7 +37,7 @@ class _Choices(Options):
     batch_size: int = option(8, low=1)
     limit: int = option(256, low=MINIMUM)
     resamples: int = option(1000, low=1)
-    pooling: str = option("mean", choices=("mean", "cls"))
+    pooling: str = option("mean", choices=POOLINGS)
 
 
 def retention(
