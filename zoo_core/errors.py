@@ -62,6 +62,15 @@ class BenchError(ZooError, ValueError):
     """A measurement that cannot be made, drawn, saved or compared as asked."""
 
 
+def check_length(name: str, tokens: int, most: int) -> None:
+    """Raise UnsupportedCall where a mechanism sized for `most` tokens gets more."""
+    if tokens > most:
+        raise UnsupportedCall(
+            f"{name} was built for at most {most} tokens and got {tokens}; "
+            "truncate the input or build the model with a larger max_length"
+        )
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return "; did you mean 'x'?" for the names nearest to `name`, or an empty string."""
     near = difflib.get_close_matches(name, sorted(set(known)), n=3, cutoff=0.6)

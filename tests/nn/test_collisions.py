@@ -71,6 +71,20 @@ class TestExpected:
         for ours, theirs in zip(*pairs, strict=True):
             torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
 
+    def test_its_second_derivative_is_that_of_the_formula(self) -> None:
+        x, v, upstream = randn(10, 5).requires_grad_(), randn(10, 4), randn(10, 4)
+
+        def formula(q: Tensor, k: Tensor, v: Tensor, *, bits: int) -> Tensor:
+            return (1 - (q @ k.mT).acos() / math.pi) ** bits @ v
+
+        found = []
+        for form in (collisions.expected, formula):
+            q, k = (nn.functional.normalize(y, dim=-1) for y in (x, x.exp()))
+            out = form(q, k, v, bits=3)
+            (slope,) = torch.autograd.grad(out, x, upstream, create_graph=True)
+            found.append((slope, *torch.autograd.grad(slope.square().sum(), x)))
+        torch.testing.assert_close(found[0], found[1], rtol=1e-10, atol=1e-10)
+
     def test_equal_vectors_weigh_one_and_have_no_slope(self) -> None:
         q = nn.functional.normalize(randn(1, 5), dim=-1).requires_grad_()
         k = q.detach().clone().requires_grad_()

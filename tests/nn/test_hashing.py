@@ -46,6 +46,12 @@ class TestBuckets:
         near, far = (hashing.buckets(s * tokens(50), rotations, 6) for s in (1e-3, 1e3))
         assert torch.equal(near, far)
 
+    def test_autocast_moves_nothing_to_another_bucket(self) -> None:
+        x, rotations = tokens(500).float(), torch.randn(HEADS, ROUNDS, 4, 3)
+        wanted = hashing.buckets(x, rotations, 6)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert torch.equal(hashing.buckets(x, rotations, 6), wanted)
+
 
 class TestWindows:
     @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import torch
 from torch.testing import assert_close
 
 from zoo_core import Context
-from zoo_core.nn import feature_maps, kernels, parts
+from zoo_core.nn import feature_maps, kernels, parts, precision
 
 
 def normal(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> torch.Tensor:
@@ -129,6 +129,16 @@ def test_gradients_in_parts_are_right_and_so_are_theirs(monkeypatch, phi) -> Non
     assert torch.autograd.gradgradcheck(attend, x)
 
 
+def test_keys_made_from_queries_hand_on_their_gradient_once() -> None:
+    q, v = normal(1, 1, 4, 2).requires_grad_(), normal(1, 1, 4, 3, seed=1)
+    out = kernels.attend(feature_maps.elu_plus_one, q, q.sin(), v, Context())
+    once, again = (
+        torch.autograd.grad(out.square().sum(), q, create_graph=graph, retain_graph=True)[0]
+        for graph in (False, True)
+    )
+    assert_close(again, once, rtol=0, atol=1e-12)
+
+
 def test_half_precision_sums_are_taken_in_fp32() -> None:
     # 5000 features of about 20 sum to 100,000: beyond fp16, and far beyond its 11 bits.
     q, v = normal(1, 1, 3, 4), normal(1, 1, 5000, 4, seed=1)
@@ -146,7 +156,7 @@ def test_half_precision_sums_are_taken_in_fp32() -> None:
 def test_a_total_of_zero_gives_zeros_and_finite_gradients() -> None:
     sums = torch.zeros(2, 3, requires_grad=True)
     total = torch.tensor([[0.0], [2.0]], requires_grad=True)
-    quotient = kernels.divide(sums, total)
+    quotient = precision.divide(sums, total)
     quotient.sum().backward()
     assert_close(quotient, torch.zeros(2, 3), rtol=0, atol=0)
     assert sums.grad.isfinite().all()

@@ -39,6 +39,8 @@ def test_rank_counts_real_tokens_only() -> None:
         found = masks.rank(PADDING)[sample].tolist()
         ranks = [rank for rank, is_real in zip(found, real, strict=True) if is_real]
         assert ranks == list(range(sum(real)))
+    assert masks.positions(PADDING, tokens())[2].tolist() == [0, -1, 1, -1, 2]
+    assert masks.positions(None, tokens()).tolist() == [[0, 1, 2, 3, 4]]
     assert masks.count(PADDING, tokens()).tolist() == [3, 3, 3, 0, 5]
     assert masks.count(None, tokens()).tolist() == [5] * 5
 

@@ -103,6 +103,20 @@ def test_gradients_are_those_of_the_dense_map(monkeypatch, directions, causal) -
         assert_close(mine, theirs, rtol=0, atol=1e-11)
 
 
+def test_second_derivatives_are_those_of_the_dense_map(monkeypatch, directions) -> None:
+    monkeypatch.setattr(kernels, "CHUNK", 4)
+    x, v = normal(3, 2, 13, 4).requires_grad_(), normal(3, 2, 13, 4, seed=1)
+    ctx, upstream = Context(causal=True, key_padding=PADDING), normal(3, 2, 13, 4, seed=2)
+    found = []
+    for out in (
+        random_features.attend(directions, x, x.sin(), v, ctx, scale=SCALE),
+        random_features.weights(directions, x, x.sin(), ctx, scale=SCALE) @ v,
+    ):
+        (slope,) = torch.autograd.grad(out, x, upstream, create_graph=True)
+        found.append((slope, *torch.autograd.grad(slope.square().sum(), x)))
+    assert_close(found[0], found[1], rtol=0, atol=1e-10)
+
+
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 def test_features_far_beyond_the_range_of_exp_lose_nothing(causal) -> None:
     # At 6 * randn the features of width 64 reach exp(60) and exp(-200): infinity and zero in fp32.

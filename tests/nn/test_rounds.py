@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -70,6 +72,27 @@ def test_both_ways_give_the_same_output_and_gradients(
             assert ours.isfinite().all()
             ours, theirs = ours * real[:, None, :, None], theirs * real[:, None, :, None]
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("spare_self", [False, True], ids=["all", "no-self"])
+def test_a_second_derivative_is_that_of_single_operations(spare_self: bool) -> None:
+    """Of a loss linear in the output, and with keys that are made from the queries."""
+    (q, _, v), seen = inputs(13), windows(13)
+    weights = torch.randn_like(v)
+
+    def slope(form: Callable[..., Tensor], **how: bool) -> list[Tensor]:
+        out = form(q, q.sin(), v, seen, scale=0.7, spare_self=spare_self)
+        return list(torch.autograd.grad((out * weights).sum(), (q, v), **how))
+
+    once, twice, wanted = (
+        slope(rounds.attend),
+        slope(rounds.attend, create_graph=True),
+        slope(rounds.plain, create_graph=True),
+    )
+    torch.testing.assert_close(twice, once, rtol=0, atol=1e-11)
+    squares = (sum(x.square().sum() for x in slopes) for slopes in (twice, wanted))
+    ours, theirs = (torch.autograd.grad(x, (q, v)) for x in squares)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("padding", [False, True], ids=["full", "padded"])

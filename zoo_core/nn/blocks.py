@@ -97,14 +97,14 @@ class Blocks:
         """
         start = torch.arange(-self.before, self.after + 1, device=device)[:, None] * self.size
         slot = torch.arange(-self.prefix, self.size, device=device)
-        return (start + slot).flatten(), (slot < 0).expand(len(start), -1).flatten()
+        return (start + slot).flatten(), (slot < 0).expand(start.shape[0], -1).flatten()
 
     def _cut(self, x: Tensor) -> Tensor:
         """Cut x (B, H, N, D) into (B, count, size, H, D), tokens before heads as hosts store it."""
         tokens = x.transpose(1, 2)
         if missing := self.count * self.size - self.length:
             tokens = F.pad(tokens, (0, 0, 0, 0, 0, missing))
-        return tokens.view(len(x), self.count, self.size, *tokens.shape[2:])
+        return tokens.view(x.shape[0], self.count, self.size, *tokens.shape[2:])
 
     def _samples(self, x: Tensor) -> Tensor:
         """Leave out the gaps: (M, ...) to (B, count, ...), a view."""

@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from zoo_core.nn.precision import sum_dtype
+
 #: Tokens per cluster that k-means looks at; more of them hardly move the centroids.
 SAMPLE = 16
 
@@ -59,7 +61,7 @@ def cluster(
     C = min(number, N); otherwise as `kmeans`. Means are in at least fp32, 0 for an empty cluster,
     and let gradients through to x.
     """
-    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    x = x.to(sum_dtype(x))
     # One copy where the products below would each make one, none where they would not.
     x = x.flatten(0, 1).view(x.shape)
     number = min(number, x.shape[-2])

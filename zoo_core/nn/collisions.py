@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from zoo_core.nn import derivatives
 
 #: Cosines are kept this far from 1 and -1, where acos has no derivative and rounding no mercy.
 MARGIN = 1e-6
@@ -110,13 +112,18 @@ def expected(q: Tensor, k: Tensor, v: Tensor, *, bits: int) -> Tensor:
     """What `sampled` tends to: sum_j w_ij v_j, w_ij = (1 - acos(q_i . k_j) / pi) ** bits.
 
     q (B, H, L, D) and k (B, H, S, D): unit vectors. v (B, H, S, E). In time L * S, in memory L + S,
-    the backward included. Its derivative is the true one, but 0 within MARGIN of |q_i . k_j| = 1.
+    the backward included, but not a second one. Its derivative is the true one, but 0 within MARGIN
+    of |q_i . k_j| = 1.
     """
     if torch.compiler.is_compiling():  # single operations fuse, and there is no loop to unroll
-        angles = (q @ k.mT).clamp(MARGIN - 1, 1 - MARGIN).acos()
-        return torch.rsub(angles, 1, alpha=1 / math.pi).pow(bits) @ v
+        return _expected_at_once(q, k, v, bits=bits)
     out: Tensor = _Expected.apply(q, k, v, bits)
     return out
+
+
+def _expected_at_once(q: Tensor, k: Tensor, v: Tensor, *, bits: int) -> Tensor:
+    angles = (q @ k.mT).clamp(MARGIN - 1, 1 - MARGIN).acos()
+    return torch.rsub(angles, 1, alpha=1 / math.pi).pow(bits) @ v
 
 
 class _Expected(torch.autograd.Function):
@@ -136,9 +143,11 @@ class _Expected(torch.autograd.Function):
         ctx.save_for_backward(*tensors)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            single = partial(_expected_at_once, bits=ctx.bits)
+            return *derivatives.through(single, (q, k, v), (grad,)), None
         grad_q, grad_k, grad_v = torch.empty_like(q), k.new_zeros(k.shape), v.new_zeros(v.shape)
         # d w / d cosine = bits * chance ** (bits - 1) / (pi * sqrt(1 - cosine ** 2))
         one, scaled = q.new_ones(()), grad * (ctx.bits / math.pi)

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from zoo_core.nn import gpu, kernels
+from zoo_core.nn.feature_maps import FeatureMap
 from zoo_core.nn.parts import cut
 
 #: Tokens that are handled at once: their scores cost more the more they are, their products less.
@@ -76,7 +77,7 @@ def delta_rule_both_ways(
 
 
 def delta_rule_in_parts(
-    phi: kernels.FeatureMap,
+    phi: FeatureMap,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -90,7 +91,7 @@ def delta_rule_in_parts(
     cache. q (B, H, L, D), k (B, H, S, D), v (B, H, S, E), the latter two zero at padding;
     phi: (..., D) to (..., M), in the dtype of the strengths.
     """
-    out = v.new_empty(len(v), q.shape[-2], v.shape[1], v.shape[-1]).transpose(1, 2)
+    out = v.new_empty(v.shape[0], q.shape[-2], v.shape[1], v.shape[-1]).transpose(1, 2)
     for heads in _groups(q):
         tokens = (x[:, heads] for x in (q, k, v, strengths))
         if offset is None:
@@ -112,7 +113,7 @@ def _spans(start: int, stop: int) -> list[slice]:
 
 def _one_way(
     out: Tensor,
-    phi: kernels.FeatureMap,
+    phi: FeatureMap,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -134,7 +135,7 @@ def _one_way(
 
 
 def _both_ways(
-    out: Tensor, phi: kernels.FeatureMap, q: Tensor, k: Tensor, v: Tensor, strengths: Tensor
+    out: Tensor, phi: FeatureMap, q: Tensor, k: Tensor, v: Tensor, strengths: Tensor
 ) -> None:
     """Write to out (B, H, N, E) the mean of what the queries read from either side."""
     state: Tensor | None = None
@@ -157,7 +158,7 @@ def _both_ways(
 
 
 def _of_chunk(
-    phi: kernels.FeatureMap, k: Tensor, v: Tensor, strengths: Tensor, span: slice
+    phi: FeatureMap, k: Tensor, v: Tensor, strengths: Tensor, span: slice
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Features of keys (G, W, M), values (G, W, E) and strengths (G, W, 1) of the tokens there."""
     k, v, b = (x[..., span, :].to(strengths.dtype) for x in (k, v, strengths))

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+FeatureMap = Callable[[Tensor], Tensor]
+
 
 def elu_plus_one(x: Tensor) -> Tensor:
     """elu(x) + 1: x + 1 above zero, exp(x) below."""

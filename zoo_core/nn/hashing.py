@@ -14,6 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from zoo_core.nn import masks, softmax
+from zoo_core.nn.precision import sum_dtype
+from zoo_core.nn.scores import dot_product
 
 #: Score of a key that counts only where there is no other.
 LAST_RESORT = -1e5
@@ -27,7 +29,8 @@ def buckets(x: Tensor, rotations: Tensor, number: int) -> Tensor:
     """
     rounds = rotations.shape[1]
     # One product for all rounds: a broadcast one would copy x for each of them.
-    turned = x @ rotations.to(x.dtype).transpose(1, 2).flatten(2)
+    with torch.autocast(x.device.type, enabled=False):  # rounding moves x to another bucket
+        turned = x @ rotations.to(x.dtype).transpose(1, 2).flatten(2)
     turned = turned.view(*x.shape[:-1], rounds, -1)
     # Of either sign, there is half as much to compare.
     far = turned.abs()
@@ -131,20 +134,19 @@ def weights(
     spare_self: bool = False,
 ) -> Tensor:
     """The attention map (B, H, N, N) of `rounds.attend`, dense: for looking, not for running."""
-    wide = torch.promote_types(q.dtype, torch.float32)
-    scores = (q.to(wide) * scale) @ k.to(wide).mT
+    dots = dot_product(q, k, None, scale=scale)
     if spare_self:
         own = torch.eye(q.shape[-2], dtype=torch.bool, device=q.device)
-        scores = scores.masked_fill(own, LAST_RESORT)
+        dots = dots.masked_fill(own, LAST_RESORT)
     mask = seen.dense()
     if key_padding is not None:
         mask = mask & key_padding[:, None, None]
-    return softmax.masked_softmax(scores, mask)
+    return softmax.masked_softmax(dots, mask)
 
 
 def centred(x: Tensor, key_padding: Tensor | None) -> Tensor:
     """x (B, H, N, D), 0 at padding, less the mean of its real tokens, in at least fp32."""
-    wide = torch.promote_types(x.dtype, torch.float32)
+    wide = sum_dtype(x)
     real = masks.count(key_padding, x).clamp(min=1)[:, None, None, None]
     return x.to(wide) - x.sum(-2, keepdim=True, dtype=wide) / real
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo_core.nn import masks
+from zoo_core.nn.precision import sum_dtype
 
 
 @overload
@@ -58,7 +59,7 @@ class Segments:
         Zero for an empty segment. Padded tokens may hold anything. Deterministic on every device.
         """
         batch, heads, length, width = x.shape
-        wide = torch.promote_types(x.dtype, torch.float32)
+        wide = sum_dtype(x)
         if self.order is None:
             return torch.unflatten(x, 2, (self.borders.shape[-1] - 1, -1)).mean(3, dtype=wide)
         # Hosts keep tokens outermost, so that this is a view of what they pass.
@@ -76,6 +77,6 @@ def split(key_padding: Tensor | None, number: int, like: Tensor) -> Segments:
     length = like.shape[-2]
     order = masks.align(key_padding).order
     if order is None and length % number:
-        order = torch.arange(length, device=like.device).expand(len(like), -1)
+        order = torch.arange(length, device=like.device).expand(like.shape[0], -1)
     filled = key_padding is None and number <= length
     return Segments(order, ends, None if filled else ends.diff(dim=-1) > 0)

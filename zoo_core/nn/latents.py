@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from zoo_core.attention import Context
-from zoo_core.nn import masks, random_features, softmax
+from zoo_core.nn import masks, random_features, scores, softmax
+from zoo_core.nn.precision import sum_dtype
 
 
 def spread_out(heads: int, number: int, width: int) -> Tensor:
@@ -28,11 +29,10 @@ def gather(
     k (B, H, S, D) and v (B, H, S, E), whose padding may hold anything.
     """
     k, v = masks.hide(k, key_padding), masks.hide(v, key_padding)
-    scores = (latents.to(k.dtype) * scale) @ k.mT
+    dots = (latents.to(k.dtype) * scale) @ k.mT
     seen = None if key_padding is None else key_padding[:, None, None]
-    wide = torch.promote_types(scores.dtype, torch.float32)
     # Once for both: fused attention would weigh twice, or copy keys and values side by side.
-    weights = softmax.masked_softmax(scores.to(wide), seen)
+    weights = softmax.masked_softmax(dots.to(sum_dtype(dots)), seen)
     return weights.to(k.dtype) @ k, (weights.to(v.dtype) @ v).to(v.dtype)
 
 
@@ -41,4 +41,4 @@ def gather_weights(
 ) -> tuple[Tensor, Tensor]:
     """The map (B, H, M, S) of `gather`, in at least fp32, and the keys it gathers."""
     weights = softmax.weights(latents, k, Context(key_padding=key_padding), scale=scale)
-    return weights, weights @ masks.hide(k, key_padding).to(weights.dtype)
+    return weights, scores.mix(weights, k.to(weights.dtype), key_padding)

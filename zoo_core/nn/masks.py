@@ -23,6 +23,16 @@ def rank(key_padding: Tensor) -> Tensor:
     return key_padding.cumsum(-1) - 1
 
 
+def positions(key_padding: Tensor | None, like: Tensor) -> Tensor:
+    """Rank of each token among its sample's real tokens, -1 at padding: (B or 1, S) long.
+
+    For keys `like` of shape (B, H, S, D).
+    """
+    if key_padding is None:
+        return torch.arange(like.shape[-2], device=like.device)[None]
+    return rank(key_padding).masked_fill(~key_padding, -1)
+
+
 def count(key_padding: Tensor | None, like: Tensor) -> Tensor:
     """Real tokens per sample, (B,) long, for keys `like` of shape (B, H, S, D)."""
     if key_padding is None:

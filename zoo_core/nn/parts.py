@@ -93,7 +93,7 @@ def attend_in_parts(
     if len(pieces) == 1:
         return attend(*pieces[0])
     # In the layout of hosts, to whom merging the heads then costs nothing.
-    out = v.new_empty(len(v), q.shape[-2], v.shape[1], v.shape[-1]).transpose(1, 2)
+    out = v.new_empty(v.shape[0], q.shape[-2], v.shape[1], v.shape[-1]).transpose(1, 2)
     for heads, span in pieces:
         out[:, heads, span] = attend(heads, span)
     return out

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from zoo_core.nn.blocks import surroundings
 from zoo_core.nn.clustering import pick
+from zoo_core.nn.precision import sum_dtype
 
 
 class Pattern(Protocol):
@@ -236,5 +237,5 @@ def _turned(
 
 
 def _widened(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    wide = torch.promote_types(torch.promote_types(x.dtype, y.dtype), torch.float32)
+    wide = sum_dtype(x, y)
     return x.to(wide), y.to(wide)

@@ -19,10 +19,9 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from zoo_core.attention import Context
-from zoo_core.nn import fused, kernels, masks, softmax
+from zoo_core.nn import derivatives, fused, kernels, masks, precision, softmax
 from zoo_core.nn.parts import spans, streams
 
 Norms = Literal["chi", "sqrt_d"]
@@ -55,7 +54,7 @@ def attend(
     (B, H, L, E) in v's dtype, computed in at least fp32. A query that sees no real key gets zeros.
     Padded keys and values may hold anything.
     """
-    wide = kernels.sum_dtype(q, k, v)
+    wide = precision.sum_dtype(q, k, v)
     with torch.autocast(q.device.type, enabled=False):
         w = directions.to(wide) * math.sqrt(scale)
         keys, values = (masks.hide(x, ctx.key_padding).to(wide) for x in (k, v))
@@ -69,7 +68,7 @@ def attend(
 
 def weights(directions: Tensor, q: Tensor, k: Tensor, ctx: Context, *, scale: float) -> Tensor:
     """The attention map (B, H, L, S) of `attend`, dense: for looking, not for running."""
-    wide = kernels.sum_dtype(q, k)
+    wide = precision.sum_dtype(q, k)
     with torch.autocast(q.device.type, enabled=False):
         w = directions.to(wide) * math.sqrt(scale)
         keys = masks.hide(k, ctx.key_padding).to(wide)
@@ -120,9 +119,9 @@ def _gather(w: Tensor, k: Tensor, bias: Tensor, v: Tensor) -> tuple[Tensor, Tens
     values[..., :-1, E], values[..., -1, E + 1] = 1, 1
     out = F.scaled_dot_product_attention(queries, keys, values, scale=1.0)
     known = (queries[..., :D] @ middle[..., None]).squeeze(-1).detach() + known[..., None]
-    share, share_of_known = out[..., E : E + 2].clamp_min(kernels.negligible(k.dtype)).unbind(-1)
+    share, share_of_known = out[..., E : E + 2].clamp_min(precision.negligible(k.dtype)).unbind(-1)
     mass = share.log() - share_of_known.log() + known
-    return kernels.divide(out[..., :E], out[..., E : E + 1]), mass
+    return precision.divide(out[..., :E], out[..., E : E + 1]), mass
 
 
 class _WithMass(torch.autograd.Function):
@@ -143,12 +142,19 @@ class _WithMass(torch.autograd.Function):
         ctx.save_for_backward(*inputs, *output)
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor, of_mass: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(ctx: Any, grad: Tensor, of_mass: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, mass = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return derivatives.through(_with_mass, (q, k, v), (grad, of_mass))
         grad, out = grad.clone(), out.clone()
         grad[..., -1], out[..., -1] = 1, -of_mass
         return fused.attend_backward(grad, q, k, v, out, mass, None, scale=1.0)
+
+
+def _with_mass(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """The same by single operations."""
+    scores = q @ k.mT
+    return scores.softmax(-1) @ v, scores.logsumexp(-1)
 
 
 def _read(w: Tensor, q: Tensor, means: Tensor, masses: Tensor) -> Tensor:
@@ -236,7 +242,8 @@ def _accumulate(
     for own, own_mass in zip(means.unbind(1), masses.unbind(1), strict=True):
         before.append((mean, mass))
         mean = torch.lerp(mean, own, (own_mass - mass).sigmoid()[..., None])
-        mass = torch.logaddexp(mass, own_mass)
+        # The second derivative of logaddexp is NaN where one of the two is no mass.
+        mass = torch.stack([mass, own_mass]).logsumexp(0)
     means, masses = (torch.stack(x, 1) for x in zip(*before, strict=True))
     return means, masses, mean, mass
 
@@ -245,4 +252,4 @@ def _log_kernel(q_log: Tensor, k_log: Tensor) -> Tensor:
     """log sum_f exp(q_log_if + k_log_jf): (..., L, M), (..., S, M) -> (..., L, S)."""
     q_top, k_top = (x.detach().amax(-1, keepdim=True) for x in (q_log, k_log))
     inner = (q_log - q_top).exp_() @ (k_log - k_top).exp_().mT
-    return inner.clamp_min(kernels.negligible(inner.dtype)).log().add_(q_top).add_(k_top.mT)
+    return inner.clamp_min(precision.negligible(inner.dtype)).log().add_(q_top).add_(k_top.mT)

@@ -13,14 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from zoo_core.nn import fused
+from zoo_core.nn import derivatives, fused
 from zoo_core.nn.hashing import LAST_RESORT, Windows
 from zoo_core.nn.parts import fits_parts
 
@@ -207,15 +207,18 @@ class _Fused(torch.autograd.Function):
         ctx.save_for_backward(q, k, v, *output)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
         seen, scale, spare_self = ctx.how
+        if torch.is_grad_enabled():
+            single = partial(plain, seen=seen, scale=scale, spare_self=spare_self)
+            found = derivatives.through(single, ctx.saved_tensors[:3], (grad,))
+            return *found, None, None, None
         tensors = (grad, *ctx.saved_tensors)
-        found = [
+        parts = [
             _backward([x[:, some] for x in tensors], seen.heads(some), scale, spare_self)
             for some in _groups(grad, seen)
         ]
-        return *_joined(found), None, None, None
+        return *_joined(parts), None, None, None
 
 
 @torch.library.custom_op("zoo_core::rounds", mutates_args=())

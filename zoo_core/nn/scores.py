@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from zoo_core.attention import Context
-from zoo_core.nn import kernels, masks
+from zoo_core.nn import masks
+from zoo_core.nn.precision import sum_dtype
 
 
 def real_queries(key_padding: Tensor | None, length: int) -> Tensor | None:
@@ -17,7 +18,7 @@ def real_queries(key_padding: Tensor | None, length: int) -> Tensor | None:
 
 def dot_product(q: Tensor, k: Tensor, key_padding: Tensor | None, *, scale: float) -> Tensor:
     """scale * q . k in at least fp32, also under autocast: (B, H, L, S), finite at padded keys."""
-    wide = kernels.sum_dtype(q, k)
+    wide = sum_dtype(q, k)
     with torch.autocast(q.device.type, enabled=False):
         return (q.to(wide) * scale) @ masks.hide(k, key_padding).to(wide).mT
 
@@ -33,6 +34,6 @@ def mix(weights: Tensor, v: Tensor, key_padding: Tensor | None, *, dropout: floa
     dropout: probability on the weights; pass 0 outside training.
     """
     if dropout:
-        weights = F.dropout(weights.expand(len(v), -1, -1, -1), dropout)
+        weights = F.dropout(weights.expand(v.shape[0], -1, -1, -1), dropout)
     with torch.autocast(v.device.type, enabled=False):
         return (weights @ masks.hide(v, key_padding).to(weights.dtype)).to(v.dtype)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from zoo_core.attention import Context
 from zoo_core.mechanism import Supports
 from zoo_core.nn import masks
+from zoo_core.nn.scores import dot_product, mask_of
 
 
 def attend(
@@ -48,13 +49,10 @@ def attend(
 
 def weights(q: Tensor, k: Tensor, ctx: Context, *, scale: float) -> Tensor:
     """The softmax attention map (B, H, L, S), in at least fp32; rows without a real key are 0."""
-    wide = torch.promote_types(q.dtype, torch.float32)
-    k = masks.hide(k, ctx.key_padding)
-    scores = (q.to(wide) @ k.to(wide).mT) * scale
+    dots = dot_product(q, k, ctx.key_padding, scale=scale)
     if ctx.bias is not None:
-        scores = scores + ctx.bias
-    mask = masks.scores_mask(ctx, q.shape[-2], k.shape[-2], q.device)
-    return masked_softmax(scores, mask)
+        dots = dots + ctx.bias
+    return masked_softmax(dots, mask_of(dots, ctx))
 
 
 def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:

@@ -22,6 +22,8 @@ from zoo_core.attention import Context, Site
 from zoo_core.nn import masks, softmax
 from zoo_core.nn.parts import attend_in_parts, streams
 from zoo_core.nn.patterns import Common, Pattern
+from zoo_core.nn.precision import sum_dtype
+from zoo_core.nn.scores import dot_product
 
 #: Queries, of all heads together, that are worked on at once without gradients: fewer cost more in
 #: calls of small operations than they save in memory traffic.
@@ -94,10 +96,8 @@ class SparseAttention(nn.Module, ABC):
 
     def attention_map(self, q: Tensor, k: Tensor, ctx: Context) -> Tensor:
         """The weights (B, H, L, S)."""
-        k = masks.hide(k, ctx.key_padding)
-        wide = torch.promote_types(q.dtype, torch.float32)
-        scores = (q.to(wide) @ k.to(wide).mT) * self.scale
-        return softmax.masked_softmax(scores, self._mask(q, k, ctx))
+        dots = dot_product(q, k, ctx.key_padding, scale=self.scale)
+        return softmax.masked_softmax(dots, self._mask(q, k, ctx))
 
     def visible(self, i: Tensor, j: Tensor, extent: Extent) -> Tensor:
         """Whether the query of rank i sees the key of rank j, by all rules; rank -1 is no key."""
@@ -112,10 +112,7 @@ class SparseAttention(nn.Module, ABC):
     def _mask(self, q: Tensor, k: Tensor, ctx: Context) -> Tensor:
         """The dense mask of a call, (B or 1, H or 1, L, S)."""
         queries, keys = q.shape[-2], k.shape[-2]
-        if ctx.key_padding is None:
-            ranks = torch.arange(keys, device=k.device)[None]
-        else:
-            ranks = masks.rank(ctx.key_padding).masked_fill(~ctx.key_padding, -1)
+        ranks = masks.positions(ctx.key_padding, k)
         count = _count(ctx.key_padding, keys, k.device)[..., None]
         i, j = ranks[:, None, -queries:, None], ranks[:, None, None]
         return self.visible(i, j, self._extent(count, ctx))
@@ -210,7 +207,7 @@ def mix(
     mask: bool (B or 1, 1, N, W), which keys take part, the patterns' W side by side; a query with
     none gets zeros. multiple: the patterns take runs of a multiple of so many queries.
     """
-    wide = torch.promote_types(q.dtype, torch.float32)
+    wide = sum_dtype(q)
     seen = torch.zeros_like(mask, dtype=wide).masked_fill_(~mask, torch.finfo(wide).min)
     alive = mask.any(-1, keepdim=True).to(wide)
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from zoo_core.nn import gpu, masks, softmax
 from zoo_core.nn.blocks import Blocks
+from zoo_core.nn.scores import dot_product
 
 # Keys per block: fewer do not fill the kernel, more see too much that lies out of reach.
 SMALLEST, LARGEST = 16, 128
@@ -53,7 +54,7 @@ class Window:
         queries, keys = q.shape[-2], k.shape[-2]
         if queries <= self._size or self._is_short(keys):
             k, v = masks.hide(k, key_padding), masks.hide(v, key_padding)
-            mask = self._mask_of_tokens(queries, keys, key_padding, k.device)
+            mask = self._mask_of_tokens(q, k, key_padding)
             return F.scaled_dot_product_attention(
                 q, k, v, attn_mask=mask, dropout_p=dropout, scale=scale
             )
@@ -90,11 +91,8 @@ class Window:
 
     def weights(self, q: Tensor, k: Tensor, key_padding: Tensor | None, *, scale: float) -> Tensor:
         """The map (B, H, L, S) of `attend`, dense: for looking, not for running."""
-        wide = torch.promote_types(q.dtype, torch.float32)
-        scores = (q.to(wide) @ masks.hide(k, key_padding).to(wide).mT) * scale
-        return softmax.masked_softmax(
-            scores, self._mask_of_tokens(q.shape[-2], k.shape[-2], key_padding, k.device)
-        )
+        dots = dot_product(q, k, key_padding, scale=scale)
+        return softmax.masked_softmax(dots, self._mask_of_tokens(q, k, key_padding))
 
     @property
     def _neighbours(self) -> int:
@@ -110,15 +108,10 @@ class Window:
         """Whether blocks would see about as much as a dense mask shows."""
         return keys <= 2 * (self._neighbours + 1) * self._size
 
-    def _mask_of_tokens(
-        self, queries: int, keys: int, key_padding: Tensor | None, device: torch.device
-    ) -> Tensor:
+    def _mask_of_tokens(self, q: Tensor, k: Tensor, key_padding: Tensor | None) -> Tensor:
         """The dense mask of a call, (B or 1, 1, L, S)."""
-        if key_padding is None:
-            positions = torch.arange(keys, device=device)[None]
-        else:
-            positions = masks.rank(key_padding).masked_fill(~key_padding, -1)
-        return self._mask(positions[:, -queries:], positions)
+        positions = masks.positions(key_padding, k)
+        return self._mask(positions[:, -q.shape[-2] :], positions)
 
     def _mask(self, queries: Tensor, keys: Tensor) -> Tensor:
         """Who sees whom, (B, 1, L, S), by positions (B, L) and (B, S); key -1 is no token."""
@@ -153,8 +146,8 @@ class Window:
         prefix, after = min(self.prefix, keys), 0 if self.causal else before
         # Before the blocks, so that its gradients are not alive when those of all windows are.
         first = self._attend_to_prefix(q, k, v, real, fused) if prefix else None
-        of_keys = Blocks(len(k), keys, size, before=before, after=after, prefix=prefix)
-        of_queries = Blocks(len(q), q.shape[-2], size * self.stride, before=before, after=after)
+        of_keys = Blocks(k.shape[0], keys, size, before=before, after=after, prefix=prefix)
+        of_queries = Blocks(q.shape[0], q.shape[-2], size * self.stride, before=before, after=after)
         mask = self._mask_of_blocks(of_keys, real, q)
         windows = (of_keys.windows(x) for x in (k, v))
         out = of_queries.join(fused(of_queries.split(q), *windows, attn_mask=mask))

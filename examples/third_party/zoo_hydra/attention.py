@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo_core import Context
-from zoo_core.nn import kernels, masks
+from zoo_core.nn import kernels, masks, precision
 
 
 class HydraAttention(nn.Module):
@@ -25,7 +25,7 @@ class HydraAttention(nn.Module):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> Tensor:
         """q (B, H, L, D), k (B, H, S, D), v (B, H, S, E) -> (B, H, L, E)."""
-        wide = kernels.sum_dtype(q, k, v)
+        wide = precision.sum_dtype(q, k, v)
         with torch.autocast(q.device.type, enabled=False):
             keys, values = (masks.hide(x, ctx.key_padding).to(wide) for x in (k, v))
             queries, keys = (_features(x, v.shape[-1]) for x in (q.to(wide), keys))
@@ -45,7 +45,7 @@ def _features(x: Tensor, width: int) -> Tensor:
     Of a token of zeros, such as a hidden one, zeros remain.
     """
     norm = torch.linalg.vector_norm(x, dim=(1, 3), keepdim=True)
-    unit = x / norm.clamp(min=kernels.negligible(x.dtype))
+    unit = x / norm.clamp(min=precision.negligible(x.dtype))
     if width == x.shape[-1]:
         return unit
     return unit[..., torch.arange(width, device=x.device) % x.shape[-1]]

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo_core import Context, Site
-from zoo_core.nn import kernels, masks, scores, softmax
+from zoo_core.nn import masks, precision, scores, softmax
 from zoo_core.nn.auxiliary import AuxiliaryLoss
 
 if TYPE_CHECKING:
@@ -99,9 +99,9 @@ class BayesianAttention(nn.Module):
 
 def kl(log_p: Tensor, alpha: Tensor, beta: float, *, shape: float) -> Tensor:
     """KL(Weibull(shape, p / Gamma(1 + 1/shape)) || Gamma(alpha, beta)), element by element."""
-    alpha = alpha.clamp_min(kernels.negligible(log_p.dtype))
+    alpha = alpha.clamp_min(precision.negligible(log_p.dtype))
     # The logarithm of a weight that underflows is no more than this below 0, and is not trained.
-    log_p = log_p.clamp_min(math.log(kernels.negligible(log_p.dtype)))
+    log_p = log_p.clamp_min(math.log(precision.negligible(log_p.dtype)))
     log_scale = log_p - math.lgamma(1 + 1 / shape)
     return (
         alpha * (EULER / shape - log_scale - math.log(beta))

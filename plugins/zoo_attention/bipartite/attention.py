@@ -30,7 +30,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zoo_core import Context, Site
-from zoo_core.nn import kernels, latents, masks, softmax
+from zoo_core.nn import latents, masks, precision, softmax
 
 if TYPE_CHECKING:
     from zoo_attention.bipartite import BipartiteOptions
@@ -54,7 +54,7 @@ class BipartiteAttention(nn.Module):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> Tensor:
         """q (B, H, N, D), k (B, H, N, D), v (B, H, N, E) -> (B, H, N, E)."""
         real, v = Context(key_padding=ctx.key_padding), masks.hide(v, ctx.key_padding)
-        keys, mass = self.latents.to(k.dtype).expand(len(k), -1, -1, -1), None
+        keys, mass = self.latents.to(k.dtype).expand(k.shape[0], -1, -1, -1), None
         if self.duplex:
             keys, values, mass = self._clusters(keys, k, v, ctx.key_padding)
         else:
@@ -73,14 +73,14 @@ class BipartiteAttention(nn.Module):
         dtype = k.dtype
         k = masks.hide(k, key_padding)
         with torch.autocast(k.device.type, enabled=False):
-            wide = kernels.sum_dtype(k, v)
+            wide = precision.sum_dtype(k, v)
             y, k, v = y.to(wide), k.to(wide), v.to(wide)
             centroids = softmax.attend(y, k, k, Context(key_padding=key_padding), scale=self.scale)
             shares = self._shares(k, centroids, key_padding)
             for _ in range(self.iterations - 1):
                 centroids = self._means(shares, k)
                 shares = self._shares(k, centroids, key_padding)
-            mass = shares.sum(-1)[..., None, :].clamp_min(kernels.negligible(wide)).log()
+            mass = shares.sum(-1)[..., None, :].clamp_min(precision.negligible(wide)).log()
             both = (self._means(shares, x).to(dtype) for x in (k, v))
             return (*both, mass)
 
@@ -93,4 +93,4 @@ class BipartiteAttention(nn.Module):
     @staticmethod
     def _means(shares: Tensor, x: Tensor) -> Tensor:
         """Means of x (B, H, N, D) by shares (B, H, M, N); zero where there is none."""
-        return kernels.divide(shares @ x, shares.sum(-1, keepdim=True))
+        return precision.divide(shares @ x, shares.sum(-1, keepdim=True))

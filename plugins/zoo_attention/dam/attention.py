@@ -29,9 +29,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zoo_core import Context, Site
-from zoo_core.errors import UnsupportedCall
-from zoo_core.nn import distances, kernels, masks, softmax
+from zoo_core.errors import check_length
+from zoo_core.nn import distances, masks, scores, softmax
 from zoo_core.nn.auxiliary import AuxiliaryLoss
+from zoo_core.nn.precision import divide, sum_dtype
 
 if TYPE_CHECKING:
     from zoo_attention.dam import DamOptions
@@ -63,11 +64,7 @@ class DamAttention(nn.Module):
         the length that the mask was made for.
         """
         length = k.shape[-2]
-        if length > self.max_len:
-            raise UnsupportedCall(
-                f"dam was built for at most {self.max_len} tokens and got {length}; "
-                "truncate the input or build the model with a larger max_length"
-            )
+        check_length("dam", length, self.max_len)
         if not self.training:
             self.auxiliary.keep(None)
             if self.toeplitz and distances.fits(ctx, q.shape[-2], length):
@@ -98,10 +95,7 @@ class DamAttention(nn.Module):
         # A query that is left without a key sees itself: all distances up to its farthest key's are
         # closed.
         count = masks.count(ctx.key_padding, k)[:, None]
-        if ctx.key_padding is None:
-            rank = torch.arange(keys, device=k.device)[None]
-        else:
-            rank = masks.rank(ctx.key_padding).clamp_min(0)
+        rank = masks.positions(ctx.key_padding, k).clamp_min(0)
         farthest = rank if ctx.causal else rank.maximum(count - 1 - rank)
         some = open_.to(torch.uint8).cummax(-1).values[:, farthest[:, -queries:]]
         own = masks.hide(v, ctx.key_padding)[:, :, -queries:]
@@ -119,15 +113,14 @@ class DamAttention(nn.Module):
         draw = F.gumbel_softmax(self._widened(), self.temperature, hard=True)[..., 0]
         mask = self._between(draw, q, k, ctx)
 
-        wide = torch.promote_types(q.dtype, torch.float32)
-        scores = (q.to(wide) @ masks.hide(k, ctx.key_padding).to(wide).mT) * self.scale
-        scores = scores if ctx.bias is None else scores + ctx.bias
-        low = torch.finfo(wide).min
+        dots = scores.dot_product(q, k, ctx.key_padding, scale=self.scale)
+        dots = dots if ctx.bias is None else dots + ctx.bias
+        low = torch.finfo(dots.dtype).min
         # Powers are relative to the largest score that is kept: whatever is dropped, the sum is
         # at least 1. A dropped key above it counts as if on a par, which bounds its gradient.
-        peak = scores.detach().masked_fill(mask < 0.5, low).amax(-1, keepdim=True).clamp_min(low)
-        weights = (scores - peak).clamp_max(0).exp() * mask
-        return kernels.divide(weights, weights.sum(-1, keepdim=True))
+        peak = dots.detach().masked_fill(mask < 0.5, low).amax(-1, keepdim=True).clamp_min(low)
+        weights = (dots - peak).clamp_max(0).exp() * mask
+        return divide(weights, weights.sum(-1, keepdim=True))
 
     def _between(self, decisions: Tensor, q: Tensor, k: Tensor, ctx: Context) -> Tensor:
         """The mask (B or 1, H, L, S) by decisions (H, ...), 0 also where ctx hides the key.
@@ -135,10 +128,7 @@ class DamAttention(nn.Module):
         A query that is left without a key gets the one of its own position.
         """
         queries, keys = q.shape[-2], k.shape[-2]
-        if ctx.key_padding is None:
-            ranks = torch.arange(keys, device=k.device)[None]
-        else:
-            ranks = masks.rank(ctx.key_padding).clamp_min(0)
+        ranks = masks.positions(ctx.key_padding, k).clamp_min(0)
         i, j = ranks[:, -queries:, None], ranks[:, None]
         pair = (i - j).abs() if self.toeplitz else i * self.max_len + j
         # An embedding, for its derivative: that of indexing takes several times longer.
@@ -163,7 +153,7 @@ class DamAttention(nn.Module):
 
     def _widened(self) -> Tensor:
         """The logits in at least fp32."""
-        return self.logits.to(torch.promote_types(self.logits.dtype, torch.float32))
+        return self.logits.to(sum_dtype(self.logits))
 
 
 def fresh_logits(site: Site, options: DamOptions) -> nn.Parameter:

@@ -23,9 +23,10 @@ from torch import Tensor, nn
 
 from zoo_core import Context, Site
 from zoo_core.errors import OptionError, UnsupportedCall
-from zoo_core.nn import feature_maps, kernels, masks
+from zoo_core.nn import feature_maps, masks
 from zoo_core.nn.fast_weights import delta_rule, delta_rule_both_ways, delta_rule_in_parts
 from zoo_core.nn.parts import streams
+from zoo_core.nn.precision import divide, sum_dtype
 
 if TYPE_CHECKING:
     from zoo_attention.delta import DeltaOptions
@@ -56,7 +57,7 @@ class DeltaAttention(nn.Module):
         zeros: the matrix starts at zero, and padding never touches it.
         """
         strengths = self._strengths(k, ctx)
-        wide = kernels.sum_dtype(q, k, v)
+        wide = sum_dtype(q, k, v)
         with torch.autocast(q.device.type, enabled=False):
             strengths = strengths.to(wide).sigmoid()
             k, v, strengths = (masks.hide(x, ctx.key_padding) for x in (k, v, strengths))
@@ -91,7 +92,7 @@ class DeltaAttention(nn.Module):
     def _features(self, x: Tensor) -> Tensor:
         """DPFP features that sum to 1, or are all 0: (..., D) -> (..., 2 D nu)."""
         features = feature_maps.dpfp(x, self.nu)
-        return kernels.divide(features, features.sum(-1, keepdim=True))
+        return divide(features, features.sum(-1, keepdim=True))
 
 
 def one_way(

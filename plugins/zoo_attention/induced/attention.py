@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo_core import Context, Site
-from zoo_core.nn import latents, softmax
+from zoo_core.nn import latents, scores, softmax
 
 if TYPE_CHECKING:
     from zoo_attention.induced import InducedOptions
@@ -52,4 +52,5 @@ class InducedAttention(nn.Module):
         """The weights (B, H, L, S), the product of both steps; of rank M at most."""
         points = self.points[None]
         gathered, keys = latents.gather_weights(points, k, ctx.key_padding, scale=self.scale)
-        return softmax.weights(q, keys + self.offsets, Context(), scale=self.scale) @ gathered
+        reading = softmax.weights(q, keys + self.offsets, Context(), scale=self.scale)
+        return scores.mix(reading, gathered, None)

@@ -28,6 +28,7 @@ from zoo_core import Context, Site
 from zoo_core.errors import OptionError, UnsupportedCall
 from zoo_core.nn import distances, masks, softmax
 from zoo_core.nn.grid import Grid, layout
+from zoo_core.nn.precision import sum_dtype
 
 if TYPE_CHECKING:
     from zoo_attention.lie import LieOptions
@@ -118,7 +119,7 @@ class Location(nn.Module):
 
     def forward(self, offsets: Tensor) -> Tensor:
         """Offsets (..., axes) to scores (..., H), in at least fp32 under autocast too."""
-        wide = torch.promote_types(self.outer.weight.dtype, torch.float32)
+        wide = sum_dtype(self.outer.weight)
         inner, bias, outer = (
             x.to(wide) for x in (self.inner.weight, self.inner.bias, self.outer.weight)
         )
@@ -141,11 +142,7 @@ def offsets_within(shape: tuple[int, ...], device: torch.device) -> Tensor:
 
 def cells(grid: Grid, key_padding: Tensor | None, k: Tensor) -> tuple[Tensor, Tensor]:
     """The cell of each of the S tokens, and which of them have none, both (B or 1, S)."""
-    if key_padding is None:
-        position = torch.arange(k.shape[-2], device=k.device)[None]
-    else:
-        position = masks.rank(key_padding)
-    cell = position - grid.prefix
+    cell = masks.positions(key_padding, k) - grid.prefix
     last = grid.cells - 1
     return cell.clamp(0, last), (cell < 0) | (cell > last)
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo_core import Context, Site
-from zoo_core.errors import UnsupportedCall
+from zoo_core.errors import check_length
 from zoo_core.nn import landmarks, masks, softmax
 
 if TYPE_CHECKING:
@@ -58,11 +58,7 @@ class LinformerAttention(nn.Module):
         Raises UnsupportedCall where S exceeds the length that E was made for.
         """
         length = k.shape[-2]
-        if length > self.max_len:
-            raise UnsupportedCall(
-                f"linformer was built for at most {self.max_len} keys and got {length}; "
-                "truncate the input or build the model with a larger max_length"
-            )
+        check_length("linformer", length, self.max_len)
         rows = self.rank
         if not self.keeps_empty_rows:
             # What the longest possible sample does not reach is masked in all: leave it out.
@@ -113,7 +109,7 @@ def compress(rows: Tensor, x: Tensor, key_padding: Tensor | None) -> Tensor:
     # One product over all heads; hosts keep tokens outermost, so that it copies nothing. Not by
     # matmul, which takes another way, with other last bits, where the rows are to be trained.
     combined = torch.bmm(
-        rows.expand(len(x), -1, -1), masks.hide(x, key_padding).transpose(1, 2).flatten(2)
+        rows.expand(x.shape[0], -1, -1), masks.hide(x, key_padding).transpose(1, 2).flatten(2)
     )
     return combined.view(*combined.shape[:2], x.shape[1], x.shape[-1]).transpose(1, 2)
 

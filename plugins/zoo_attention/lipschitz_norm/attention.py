@@ -21,7 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from zoo_core import Context, Site
-from zoo_core.nn import kernels, masks, scores, softmax
+from zoo_core.nn import masks, scores, softmax
+from zoo_core.nn.precision import divide, sum_dtype
 
 if TYPE_CHECKING:
     from zoo_attention.lipschitz_norm import LipschitzNormOptions
@@ -40,7 +41,7 @@ class LipschitzNormAttention(nn.Module):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> Tensor:
         """q (B, H, L, D), k (B, H, S, D), v (B, H, S, E) -> (B, H, L, E)."""
         k, v = masks.hide(k, ctx.key_padding), masks.hide(v, ctx.key_padding)
-        normalised = kernels.divide(q, self._normaliser(q, k, v, ctx)).to(q.dtype)
+        normalised = divide(q, self._normaliser(q, k, v, ctx)).to(q.dtype)
         dropout = self.dropout if self.training else 0.0
         out = softmax.attend(normalised, k, v, ctx, scale=self.scale, dropout=dropout)
         return out.to(v.dtype)
@@ -59,5 +60,5 @@ class LipschitzNormAttention(nn.Module):
 
 def length(x: Tensor, dim: int | tuple[int, int] = -1) -> Tensor:
     """The Euclidean norm of x (B, H, N, D) over `dim`, which stays as 1, in at least fp32."""
-    norm: Tensor = torch.linalg.vector_norm(x, dim=dim, keepdim=True, dtype=kernels.sum_dtype(x))
+    norm: Tensor = torch.linalg.vector_norm(x, dim=dim, keepdim=True, dtype=sum_dtype(x))
     return norm

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo_core import Context, Site
-from zoo_core.nn import latents, softmax
+from zoo_core.nn import latents, scores, softmax
 from zoo_core.nn.windows import Window
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class LowRankBandAttention(nn.Module):
         dropout = self.dropout if self.training else 0.0
         window = Window(self.band, prefix=ctx.prefix)
         band = window.attend(q, k, v, ctx.key_padding, scale=self.scale, dropout=dropout)
-        anchors = self.anchors.to(q.dtype).expand(len(q), -1, -1, -1)
+        anchors = self.anchors.to(q.dtype).expand(q.shape[0], -1, -1, -1)
         seen = Context(key_padding=ctx.key_padding)
         content = softmax.attend(anchors, k, v, seen, scale=self.scale)
         rest = softmax.attend(q, anchors, content, Context(), scale=self.scale, dropout=dropout)
@@ -56,6 +56,7 @@ class LowRankBandAttention(nn.Module):
         band = window.weights(q, k, ctx.key_padding, scale=self.scale)
         anchors = self.anchors[None]
         gathered, _ = latents.gather_weights(anchors, k, ctx.key_padding, scale=self.scale)
-        rest = softmax.weights(q, anchors, Context(), scale=self.scale) @ gathered
+        reading = softmax.weights(q, anchors, Context(), scale=self.scale)
+        rest = scores.mix(reading, gathered, None)
         gate = self.gate.sigmoid()
         return (1 - gate) * band + gate * rest

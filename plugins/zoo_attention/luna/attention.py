@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from zoo_core import Context, Site
 from zoo_core.errors import UnsupportedCall
-from zoo_core.nn import latents, softmax
+from zoo_core.nn import latents, scores, softmax
 
 if TYPE_CHECKING:
     from zoo_attention.luna import LunaOptions
@@ -73,7 +73,8 @@ class LunaAttention(nn.Module):
         """The weights (B, H, N, N), the product of both steps; of rank M at most."""
         queries = self._queries(self._packed(ctx))
         gathered, keys = latents.gather_weights(queries, k, ctx.key_padding, scale=self.scale)
-        return softmax.weights(q, keys, Context(), scale=self.scale) @ gathered
+        reading = softmax.weights(q, keys, Context(), scale=self.scale)
+        return scores.mix(reading, gathered, None)
 
     def _packed(self, ctx: Context) -> Tensor:
         """P of this layer, (B, M, H * D), or (1, M, H * D) in the first one."""

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from zoo_core import Context, Site
 from zoo_core.nn import masks, softmax
+from zoo_core.nn.precision import sum_dtype
 
 if TYPE_CHECKING:
     from zoo_attention.memory_compressed import MemoryCompressedOptions
@@ -88,7 +89,7 @@ class MemoryCompressedAttention(nn.Module):
 
     def _weight(self, mix: Tensor, x: Tensor) -> Tensor:
         """I + W for the width of x (..., D): (H, factor * D, D), in at least fp32."""
-        wide = torch.promote_types(x.dtype, torch.float32)
+        wide = sum_dtype(x)
         # No channel beyond the host's head width has a weight: there the mean stays.
         width, beyond = x.shape[-1], x.shape[-1] - mix.shape[-1]
         weight = F.pad(mix, (0, beyond, 0, beyond)).to(wide)
@@ -97,7 +98,7 @@ class MemoryCompressedAttention(nn.Module):
     def _sum(self, blocks: Tensor, weight: Tensor | None) -> Tensor:
         """As `_sums`, of whole blocks (B, H, C, factor, D)."""
         if weight is None:
-            return blocks.sum(3, dtype=torch.promote_types(blocks.dtype, torch.float32))
+            return blocks.sum(3, dtype=sum_dtype(blocks))
         with torch.autocast(blocks.device.type, enabled=False):  # I + W needs all its digits
             return blocks.to(weight.dtype).flatten(3) @ weight
 
@@ -131,11 +132,7 @@ class MemoryCompressedAttention(nn.Module):
     ) -> Tensor:
         """The causal form of a few queries, those of the last tokens: one dense mask."""
         keys, blocks = k.shape[-2], short_k.shape[-2]
-        if ctx.key_padding is None:
-            rank = torch.arange(keys, device=k.device)[None]
-        else:
-            rank = masks.rank(ctx.key_padding)
-        i = rank[:, None, -q.shape[-2] :, None]
+        i = masks.positions(ctx.key_padding, k)[:, None, -q.shape[-2] :, None]
         own = i // self.factor
         block, j = (torch.arange(n, device=k.device) for n in (blocks, keys))
         mask = torch.cat([block < own, (j >= own * self.factor) & (j <= i)], -1)
@@ -189,7 +186,7 @@ class MemoryCompressedAttention(nn.Module):
 
         The null key counts among a query's own.
         """
-        wide = torch.promote_types(q.dtype, torch.float32)
+        wide = sum_dtype(q)
         scores = (q @ k.mT).to(wide) * self.scale
         future = ~masks.causal(self.factor, self.factor, 0, q.device)
         scores = scores.masked_fill(future, torch.finfo(wide).min)

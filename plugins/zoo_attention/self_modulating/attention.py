@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 from zoo_core import Context, Site
 from zoo_core.errors import UnsupportedCall
-from zoo_core.nn import kernels, masks, scores, softmax
+from zoo_core.nn import masks, precision, scores, softmax
 from zoo_core.nn.auxiliary import AuxiliaryLoss
 from zoo_core.nn.parts import attend_in_parts, rows_of_scores
 
@@ -141,7 +141,7 @@ def intervals(ctx: Context, like: Tensor) -> Intervals:
     follows = real & (before >= 0)
     before = before.clamp(min=0)
     if ctx.times is None:
-        return Intervals(follows.to(kernels.sum_dtype(like)), before, follows)
+        return Intervals(follows.to(precision.sum_dtype(like)), before, follows)
     if ctx.times.shape != shape:
         raise UnsupportedCall(
             f"self_modulating got times of shape {tuple(ctx.times.shape)}; pass one time for each "
@@ -149,7 +149,7 @@ def intervals(ctx: Context, like: Tensor) -> Intervals:
         )
     times = ctx.times
     if times.is_floating_point():
-        times = times.to(kernels.sum_dtype(times))
+        times = times.to(precision.sum_dtype(times))
     gap = (times - times.gather(-1, before)).where(follows, 0)
     return Intervals(gap, before, follows)
 
@@ -166,6 +166,6 @@ def log_likelihood(intensity: Tensor, steps: Intervals, key_padding: Tensor | No
     share = share / share.sum(-1, keepdim=True).clamp(min=1)
     overall = (intensity @ share.expand(len(intensity), -1)[:, None, :, None]).squeeze(-1)
     waited = steps.gap.to(intensity.dtype)[:, None] / 2 * overall.gather(-1, before)
-    found = own.clamp_min(kernels.negligible(own.dtype)).log() - waited
+    found = own.clamp_min(precision.negligible(own.dtype)).log() - waited
     found = found.where(steps.follows[:, None], 0)
     return found.sum() / (steps.follows.sum() * found.shape[1]).clamp(min=1)

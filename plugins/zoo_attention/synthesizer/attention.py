@@ -22,9 +22,10 @@ import torch
 from torch import Tensor, nn
 
 from zoo_core import Context, Site
-from zoo_core.errors import UnsupportedCall
-from zoo_core.nn import kernels, masks, scores, softmax
+from zoo_core.errors import check_length
+from zoo_core.nn import masks, scores, softmax
 from zoo_core.nn.parts import attend_in_parts, rows_of_scores
+from zoo_core.nn.precision import sum_dtype
 
 if TYPE_CHECKING:
     from zoo_attention.synthesizer import SynthesizerOptions
@@ -77,7 +78,7 @@ class SynthesizerAttention(nn.Module):
         """The weights (B, H, L, S)."""
         tokens = masks.align(ctx.key_padding)
         rows = self._rows(q, k, ctx)
-        batch = len(q)
+        batch = q.shape[0]
         q = masks.hide(q, scores.real_queries(ctx.key_padding, q.shape[-2]))
         weights = self._weights(q, tokens.front(k), ALL, rows, tokens, ctx)
         return tokens.back(weights.expand(batch, -1, -1, -1).mT).mT
@@ -85,11 +86,7 @@ class SynthesizerAttention(nn.Module):
     def _rows(self, q: Tensor, k: Tensor, ctx: Context) -> Rows:
         """The ranks of the queries. Raises UnsupportedCall where there are too many keys."""
         length, keys = q.shape[-2], k.shape[-2]
-        if keys > self.max_len:
-            raise UnsupportedCall(
-                f"synthesizer was built for at most {self.max_len} tokens and got {keys}; "
-                "truncate the input or build the model with a larger max_length"
-            )
+        check_length("synthesizer", keys, self.max_len)
         rows = slice(keys - length, keys)
         if ctx.key_padding is None:
             return rows
@@ -109,7 +106,7 @@ class SynthesizerAttention(nn.Module):
 
         q, k: of these heads, zero at padding, k with the real tokens at the front.
         """
-        wide = kernels.sum_dtype(q, k)
+        wide = sum_dtype(q, k)
         with torch.autocast(q.device.type, enabled=False):
             made = self.synthetic(q.to(wide), rows, k.shape[-2], heads)
             if self.gate is not None:

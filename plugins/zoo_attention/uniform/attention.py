@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo_core import Context
-from zoo_core.nn import kernels, masks
+from zoo_core.nn import kernels, masks, precision
 
 
 class UniformAttention(nn.Module):
@@ -24,7 +24,7 @@ class UniformAttention(nn.Module):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> Tensor:
         """q (B, H, L, D), k (B, H, S, D), v (B, H, S, E) -> (B, H, L, E)."""
         length = q.shape[-2]
-        values = masks.hide(v, ctx.key_padding).to(kernels.sum_dtype(v))
+        values = masks.hide(v, ctx.key_padding).to(precision.sum_dtype(v))
         real = masks.hide(values.new_ones(v.shape[0], 1, v.shape[-2], 1), ctx.key_padding)
         if kernels.sees_all(ctx, k):
             sums, count = (x.sum(-2, keepdim=True) for x in (values, real))
@@ -33,7 +33,7 @@ class UniformAttention(nn.Module):
                 max=v.shape[-2] - 1
             )
             sums, count = (x.cumsum(-2).index_select(-2, last) for x in (values, real))
-        return kernels.divide(sums, count).to(v.dtype).expand(-1, -1, length, -1)
+        return precision.divide(sums, count).to(v.dtype).expand(-1, -1, length, -1)
 
     def attention_map(self, q: Tensor, k: Tensor, ctx: Context) -> Tensor:
         """The weights (B, H, L, S)."""

@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zoo_core import Context, Site
-from zoo_core.nn import collisions, kernels, masks
+from zoo_core.nn import collisions, masks, precision
 
 if TYPE_CHECKING:
     from zoo_attention.yoso import YosoOptions
@@ -53,7 +53,7 @@ class YosoAttention(nn.Module):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> Tensor:
         """q (B, H, L, D), k (B, H, S, D), v (B, H, S, E) -> (B, H, L, E)."""
-        wide = kernels.sum_dtype(q, k, v)
+        wide = precision.sum_dtype(q, k, v)
         with torch.autocast(q.device.type, enabled=False):
             queries = F.normalize(q.to(wide), dim=-1)
             keys = F.normalize(masks.hide(k, ctx.key_padding).to(wide), dim=-1)
@@ -72,4 +72,4 @@ class YosoAttention(nn.Module):
     def _normalised(self, sums: Tensor, total: Tensor) -> Tensor:
         if self.normalise == "l2":
             return F.normalize(sums, dim=-1)
-        return kernels.divide(sums, total)
+        return precision.divide(sums, total)
