@@ -57,7 +57,7 @@ GPSA = Mechanism(
     # 42: the two products of the positional map and the mix pass 7 times over memory (see
     # `Mechanism`).
     time="n*(n + n**0.5 + 42)*d",
-    memory="n**2",
+    memory="n*d",
     supports=Supports(weights=True, grid="required"),
     options=GpsaOptions,
     swap="approximate",

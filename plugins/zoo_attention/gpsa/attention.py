@@ -52,8 +52,7 @@ class GatedPositionalAttention(nn.Module):
         _, value_cells = grid.split(v)
         rows, cols = (x.to(v.dtype) for x in self._by_position(grid))
         # The positional map of a head is a Kronecker product: first along rows, then along columns.
-        along_rows = cols[:, None] @ value_cells
-        near = (rows @ along_rows.flatten(-2)).view(along_rows.shape)
+        near = _mix_first(rows, _mix_first(cols, value_cells.transpose(2, 3)).transpose(2, 3))
         gate = self.gate.sigmoid().view(-1, 1, 1, 1).to(content.dtype)
         return grid.join(first, torch.lerp(content_cells, near, gate)).to(v.dtype)
 
@@ -81,6 +80,11 @@ class GatedPositionalAttention(nn.Module):
             (by_row * dy + square * dy.square()).softmax(-1),
             (by_col * dx + square * dx.square()).softmax(-1),
         )
+
+
+def _mix_first(table: Tensor, cells: Tensor) -> Tensor:
+    """A head's table (H, R, R) times the cells (B, H, R, C, E) along R: one product a head."""
+    return (table @ cells.flatten(-2)).view(cells.shape)
 
 
 def offsets(length: int, like: Tensor) -> Tensor:

@@ -37,7 +37,7 @@ SOFTMAX = Mechanism(
     formula="softmax(q k^T / sqrt(d)) v",
     paper=Paper(title="Attention Is All You Need", year=2017, arxiv="1706.03762"),
     time="n**2*d",
-    memory="n**2",
+    memory="n*d",
     supports=Supports(key_padding=True, causal=True, cross=True, bias=True, weights=True),
     options=SoftmaxOptions,
     swap="exact",
