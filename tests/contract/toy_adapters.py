@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from torch import nn
 
-from zoo_architectures._transformers import Family, TransformersAdapter
+from zoo_architectures._transformers import TransformersAdapter
+from zoo_architectures._transformers_families import Family
 from zoo_core import Architecture
 
 BERT = Family(

@@ -360,6 +360,15 @@ class CausalLeak(Toy):
         return super().seen(q, k, replace(ctx, causal=False))
 
 
+class CountsAllTokens(Toy):
+    """Divides by the number of tokens, the later ones too, whose values it does not look at."""
+
+    def forward(self, q, k, v, ctx):
+        mask = torch.ones(1, k.shape[-2]) if ctx.key_padding is None else ctx.key_padding
+        count = mask.sum(-1).clamp_min(1)[:, None, None, None]
+        return (super().forward(q, k, v, ctx) / count).to(v.dtype)
+
+
 class IgnoresOffset(Toy):
     def seen(self, q, k, ctx):
         return super().seen(q, k, replace(ctx, query_offset=0))

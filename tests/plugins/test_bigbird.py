@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from zoo_attention.bigbird import BIGBIRD, BigBirdOptions, attention
 from zoo_core import Context, Site
+from zoo_core.plan import plan, rules
 
 HEADS, WIDTH = 2, 8
 SITE = Site(heads=HEADS, head_dim=WIDTH, dim=16, scale=WIDTH**-0.5, max_len=128)
@@ -212,6 +213,22 @@ def test_its_limits_are_softmax_attention(length: int, options: BigBirdOptions) 
     module.short = 0
     wanted = (q @ k.mT * SITE.scale).softmax(-1) @ v
     torch.testing.assert_close(module(q, k, v, Context()), wanted, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("block", "blocks"), [(500, 1), (48, 3)])
+def test_the_plan_shows_the_blocks_that_are_built(block: int, blocks: int) -> None:
+    asked = {"block": block, "window": 777, "random": 888, "global_tokens": 999}
+    step = plan(rules("bigbird", options=asked), [SITE]).steps[0]
+    built = BIGBIRD.factory(SITE, step.requested)
+    assert step.options == BigBirdOptions(
+        block=min(block, 128), window=blocks, random=blocks, global_tokens=128
+    )
+    assert step.options.as_dict() == {
+        "block": built.block,
+        "window": built.window,
+        "random": built.random,
+        "global_tokens": built.hubs,
+    }
 
 
 @DIRECTIONS

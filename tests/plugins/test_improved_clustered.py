@@ -69,6 +69,18 @@ def test_gradients_are_those_of_the_formula(length: int) -> None:
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
 
 
+@PATHS
+def test_dropout_leaves_what_the_cluster_gives_to_the_other_keys(length: int) -> None:
+    """Whether none or all of the exact weights are dropped."""
+    q, k, v = inputs(length)
+    module = build().train()
+    rest = clustered_map(q, k)
+    rest = rest.scatter(-1, rest.topk(8).indices, 0) @ v
+    for dropout, wanted in ((1e-12, by_formula(q, k, v, 8)), (1 - 1e-12, rest)):
+        module.dropout = dropout
+        torch.testing.assert_close(module(q, k, v, Context()), wanted, rtol=0, atol=1e-10)
+
+
 class TestPadding:
     @PATHS
     def test_a_sample_is_clustered_by_its_real_tokens(self, length: int) -> None:

@@ -92,6 +92,18 @@ class TestPadding:
             torch.testing.assert_close(got[b, :, mask], wanted[0], rtol=0, atol=1e-12)
         assert (got[4] == 0).all()
 
+    @pytest.mark.parametrize("left", [0, 3, 30], ids=lambda n: f"{n}-pads-left")
+    @pytest.mark.parametrize("right", [0, 1, 28], ids=lambda n: f"{n}-pads-right")
+    def test_of_equal_queries_the_first_attend(self, left: int, right: int) -> None:
+        """By a single sampled key all measure 0; of tokens that repeat some measure the same."""
+        for factor, alone in ((1, inputs(2)), (2, [x.repeat(1, 1, 3, 1) for x in inputs(4)])):
+            n = alone[0].shape[-2]
+            q, k, v = (nn.functional.pad(x, (0, 0, left, right)) for x in alone)
+            real = torch.zeros(1, left + n + right, dtype=torch.bool)
+            real[:, left : left + n] = True
+            got = build(factor)(q, k, v, Context(key_padding=real))[:, :, real[0]]
+            torch.testing.assert_close(got, by_formula(*alone, factor), rtol=0, atol=1e-12)
+
     def test_the_number_follows_the_samples_own_tokens(self) -> None:
         q, k, _ = inputs(64, batch=3)
         counts = (64, 12, 3)

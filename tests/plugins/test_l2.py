@@ -12,6 +12,9 @@ from zoo_attention.l2.attention import inverse_phi
 from zoo_attention.softmax import SOFTMAX
 from zoo_core import Context, Site
 from zoo_core.errors import OptionError, UnsupportedCall
+from zoo_core.testing.cases import Setting
+from zoo_core.testing.layouts import padded_and_not
+from zoo_core.testing.tracing import record
 
 HEADS, WIDTH, DIM = 2, 4, 8
 SITE = Site(heads=HEADS, head_dim=WIDTH, dim=DIM, scale=WIDTH**-0.5)
@@ -74,6 +77,15 @@ def test_a_padded_decoder_sees_real_tokens_up_to_its_own(left: int) -> None:
     wanted = scores.softmax(-1) @ v[:, :, real]
     torch.testing.assert_close(got[:, :, real], wanted, rtol=0, atol=1e-12)
     assert (got[:, :, ~mask[0]] == 0).all()
+
+
+def test_a_padded_decoder_makes_no_table_of_all_pairs() -> None:
+    setting = Setting(L2, L2Options(), "causal", causal=True, heads=1)
+    sizes = [
+        record(setting.build(), padded_and_not(setting, length)[1], backward=True).largest
+        for length in (256, 512)
+    ]
+    assert sizes[1] < 2.5 * sizes[0]
 
 
 def test_a_tied_layer_is_the_papers() -> None:
@@ -188,6 +200,11 @@ class TestContractive:
 def test_tied_forms_are_refused_in_cross_attention(form: str) -> None:
     with pytest.raises(OptionError, match="cross-attention"):
         L2.factory(Site(kind="cross"), L2Options(form=form))
+
+
+def test_the_contractive_form_is_refused_in_a_decoder() -> None:
+    with pytest.raises(OptionError, match="no causal form"):
+        L2.factory(Site(causal=True), L2Options(form="contractive"))
 
 
 def test_half_precision_keeps_the_norm_of_large_keys() -> None:

@@ -156,7 +156,7 @@ def test_any_length_up_to_the_longest_works(keys: int) -> None:
 
 
 def test_a_longer_input_is_refused_with_both_numbers() -> None:
-    with pytest.raises(UnsupportedCall, match=rf"at most {MAX_LEN} keys and got {MAX_LEN + 1}"):
+    with pytest.raises(UnsupportedCall, match=rf"at most {MAX_LEN} tokens and got {MAX_LEN + 1}"):
         build(rank=16)(*inputs(MAX_LEN + 1), Context())
 
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from zoo_attention.sparse_transformer import SPARSE_TRANSFORMER, SparseTransformerOptions
 from zoo_core import Context, Site
+from zoo_core.plan import plan, rules
 
 HEADS, WIDTH = 2, 8
 SITE = Site(heads=HEADS, head_dim=WIDTH, dim=16, scale=WIDTH**-0.5, max_len=128)
@@ -102,6 +103,17 @@ def test_the_stride_is_the_root_of_the_longest_input_unless_given() -> None:
 @PATTERNS
 def test_a_stride_beyond_the_longest_input_is_cut_to_it(pattern: str) -> None:
     assert build(500, pattern=pattern, summary=900).stride == 128
+
+
+@pytest.mark.parametrize(("stride", "cut"), [(500, 128), (8, 8), (None, None)])
+def test_the_plan_shows_the_stride_and_the_summary_that_are_built(
+    stride: int | None, cut: int | None
+) -> None:
+    asked = {"stride": stride, "summary": 900}
+    step = plan(rules("sparse_transformer", options=asked), [SITE]).steps[0]
+    built = SPARSE_TRANSFORMER.factory(SITE, step.requested)
+    assert step.options.stride == cut
+    assert step.options.summary == built.summary == built.stride
 
 
 @PATHS

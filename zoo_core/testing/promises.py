@@ -39,6 +39,19 @@ def check_causal(mechanism: Mechanism) -> None:
 
 
 @rule(None, applies=lambda mechanism: mechanism.supports.causal)
+def check_causal_alone(mechanism: Mechanism) -> None:
+    """causal=True: the first tokens get alone what they get before others, however many."""
+    for setting in settings(mechanism):
+        if not setting.causal or setting.grid:
+            continue
+        probe, call = setting.build(), setting.call(33)
+        whole = run(probe, call)
+        for count in (1, 9, 32):
+            first = call.map(_cut(count), f"the first {count} of 33 tokens")
+            expect_close(run(probe, first), whole[..., :count, :], first, "their rows of all 33")
+
+
+@rule(None, applies=lambda mechanism: mechanism.supports.causal)
 def check_causal_cache(mechanism: Mechanism) -> None:
     """causal=True: the last queries against a cache get what the whole sequence gives them."""
     for setting in settings(mechanism):
@@ -185,6 +198,11 @@ def check_grid(mechanism: Mechanism) -> None:
             acts = acts or changed(run(probe, wide), run(probe, high))
     expected = "the same output" if grid == "ignored" else "another output"
     expect(acts == (grid != "ignored"), "grid (3, 4) and (4, 3)", expected, "the contrary")
+
+
+def _cut(count: int) -> Callable[[Tensor], Tensor]:
+    """A function that keeps the first tokens of a (..., N, width) or (B, N) tensor."""
+    return lambda x: x[..., :count, :] if x.dim() > 2 else x[:, :count]
 
 
 def _disturb(rows: Tensor) -> Callable[[Tensor], Tensor]:

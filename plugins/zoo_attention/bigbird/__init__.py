@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Self
 
 from zoo_core import Mechanism, Options, Paper, Site, Supports, hookimpl, option
 
@@ -22,9 +22,21 @@ class BigBirdOptions(Options):
     global_tokens: int = option(
         1,
         low=0,
+        at_most="max_len",
         help="first tokens that see every token and are seen by every one; the whole prefix "
         "(CLS and the like) always is",
     )
+
+    def blocks_at(self, site: Site) -> int:
+        """Blocks of the longest input."""
+        return -(-site.max_len // self.block)
+
+    def clamped(self, site: Site) -> Self:
+        """Also no more blocks in the window, or drawn, than there are."""
+        options = super().clamped(site)
+        blocks = options.blocks_at(site)
+        window, random = min(options.window, blocks), min(options.random, blocks)
+        return replace(options, window=window, random=random)
 
 
 def build(site: Site, options: BigBirdOptions) -> BigBirdAttention:

@@ -49,16 +49,15 @@ class BigBirdAttention(SparseAttention):
     draws: Tensor
 
     def __init__(self, site: Site, options: BigBirdOptions) -> None:
-        blocks = -(-site.max_len // options.block)
-        self.window = min(options.window, blocks)
-        self.random = min(options.random, blocks)
+        options = options.clamped(site)
+        self.window, self.random = options.window, options.random
         others = 2 * self.window + self.random
         super().__init__(
             site, few=options.block, short=others * options.block, multiple=options.block
         )
         self.block = options.block
         self.hubs = options.global_tokens
-        shape = (site.heads, blocks, self.random + 1)
+        shape = (site.heads, options.blocks_at(site), self.random + 1)
         self.register_buffer("draws", torch.randint(1 << BITS, shape))
 
     def sees(self, i: Tensor, j: Tensor, extent: Extent) -> Tensor:
@@ -67,7 +66,7 @@ class BigBirdAttention(SparseAttention):
         blocks = -(-j.shape[-1] // self.block)
         drawn = self.drawn(blocks, extent)
         chosen = (drawn[..., None] == torch.arange(blocks, device=j.device)).any(-2)
-        sample = torch.arange(len(chosen), device=j.device)[:, None, None, None]
+        sample = torch.arange(chosen.shape[0], device=j.device)[:, None, None, None]
         head = torch.arange(chosen.shape[1], device=j.device)[:, None, None]
         return ((i - j).abs() <= self.window) | chosen[sample, head, i, j]
 
@@ -84,7 +83,7 @@ class BigBirdAttention(SparseAttention):
             keys = self._shown(k, of_keys, heads, span, chosen, near, hubs)
             values = self._shown(v, of_values, heads, span, chosen, near, hubs)
             mask = self._mask_of_blocks(chosen, near, span, hubs, extent)
-            mask = mask.expand(len(q), *mask.shape[1:])
+            mask = mask.expand(q.shape[0], *mask.shape[1:])
             queries = torch.unflatten(q[:, heads, span], 2, (-1, block))
             # Blocks stand where there were heads.
             tensors = (x.flatten(0, 1) for x in (queries, keys, values, mask))

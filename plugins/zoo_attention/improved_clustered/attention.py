@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from zoo_core import Context, Site
 from zoo_core.nn import masks, softmax
 from zoo_core.nn.clustering import cluster, group, pick
+from zoo_core.nn.scores import dot_product
 
 if TYPE_CHECKING:
     from zoo_attention.improved_clustered import ImprovedClusteredOptions
@@ -75,7 +76,7 @@ class ImprovedClusteredAttention(nn.Module):
     def _top_keys(self, q: Tensor, k: Tensor, real: Tensor | None) -> TopKeys:
         """Cluster the queries and attend with the mean of each cluster."""
         index, queries = cluster(q, real, self.clusters, self.iterations)
-        scores = (queries * self.scale) @ k.to(queries.dtype).mT
+        scores = dot_product(queries, k, None, scale=self.scale)
         mask = None if real is None else real[:, None, None].expand_as(scores)
         weights = softmax.masked_softmax(scores, mask)
         ranked = scores if mask is None else scores.masked_fill(~mask, -torch.inf)
@@ -92,7 +93,7 @@ class ImprovedClusteredAttention(nn.Module):
         """The weights of every query (B, H, N, N), in at least fp32."""
         top, share, rest = (pick(x, keys.cluster) for x in (keys.top, keys.share, keys.rest))
         real = None if keys.real is None else pick(keys.real, keys.cluster)
-        scores = (q.to(rest.dtype) * self.scale) @ k.to(rest.dtype).mT
+        scores = dot_product(q, k, None, scale=self.scale)
         own = softmax.masked_softmax(scores.gather(-1, top), real)
         return rest.scatter_(-1, top, share * own)
 
@@ -119,8 +120,11 @@ class ImprovedClusteredAttention(nn.Module):
         rest = keys.rest @ v.to(keys.rest.dtype)
         top = keys.top.flatten(2)
         top_values = pick(v, top).unflatten(2, (clusters, topk))
-        # The softmax over T sums to one: what is added to each of its values comes out once.
-        top_values = (keys.share[..., None] * top_values + rest[..., None, :]).to(q.dtype)
+        top_values = keys.share[..., None] * top_values
+        if not dropout:
+            # The softmax over T sums to one: what is added to each of its values comes out once.
+            top_values = top_values + rest[..., None, :]
+        top_values = top_values.to(q.dtype)
         top_keys = pick(k, top).unflatten(2, (clusters, topk)).to(q.dtype)
         groups = group(keys.cluster, clusters, size=16 if q.shape[-2] <= 64 * clusters else 32)
 
@@ -137,4 +141,5 @@ class ImprovedClusteredAttention(nn.Module):
             dropout_p=dropout,
             scale=self.scale,
         )
-        return groups.join(out.view(*queries.shape[:-1], -1))
+        out = groups.join(out.view(*queries.shape[:-1], -1))
+        return out + pick(rest, keys.cluster) if dropout else out

@@ -102,7 +102,7 @@ class InformerAttention(nn.Module):
             first = masks.rank(ctx.key_padding) < ctx.prefix
             measure = measure.masked_fill(first[:, None], torch.inf)
             measure = measure.masked_fill(~ctx.key_padding[:, None], -torch.inf)
-        index = measure.topk(len(step)).indices
+        index = _ordered(measure).topk(len(step)).indices
         return Active(index, None if ctx.key_padding is None else (step < number)[:, None])
 
     def _number(self, count: Tensor, prefix: int) -> Tensor:
@@ -142,6 +142,18 @@ def _measure(q: Tensor, keys: Tensor, sampled: Tensor | None) -> Tensor:
     sampled = sampled[:, None, None]
     mean = scores.masked_fill(~sampled, 0).sum(-1) / sampled.sum(-1).clamp(min=1)
     return scores.masked_fill(~sampled, -torch.inf).amax(-1) - mean
+
+
+def _ordered(measure: Tensor) -> Tensor:
+    """Integers (B, H, N) in the order of a measure in fp32; of equals the first is the larger.
+
+    M is 0 for every query where a single key is sampled; which of equals `topk` takes depends on N,
+    and so on the amount of padding.
+    """
+    bits = measure.to(torch.float32).view(torch.int32)
+    bits = bits ^ (bits >> 31 & 0x7FFFFFFF)  # negative floats count backwards
+    behind = torch.arange(measure.shape[-1], 0, -1, device=measure.device)
+    return torch.add(behind, bits.long(), alpha=1 << 31)
 
 
 def _fill(mean: Tensor, rows: Tensor, active: Active, length: int) -> Tensor:

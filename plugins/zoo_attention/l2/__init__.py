@@ -29,13 +29,21 @@ class L2Options(Options):
 
 
 def build(site: Site, options: L2Options) -> L2Attention:
-    """Build the module for one site. Raises OptionError for a tied form in cross-attention."""
+    """Build the module for one site.
+
+    Raises OptionError for a tied form in cross-attention, and for the contractive one in a decoder.
+    """
     from zoo_attention.l2.attention import L2Attention
 
     if options.form != "untied" and site.kind == "cross":
         raise OptionError(
             f"l2: form={options.form!r} reads queries and keys by one projection, which "
             'cross-attention has no use for; use form="untied" there'
+        )
+    if options.form == "contractive" and site.causal:
+        raise OptionError(
+            'l2: form="contractive" divides by a bound that counts all tokens, the later ones too, '
+            'so that it has no causal form, and this model is a decoder; use form="tied" there'
         )
     return L2Attention(site, options)
 
@@ -63,7 +71,7 @@ L2 = Mechanism(
         "tied forms read queries by the key projection, so that a cache of keys will do; the "
         "host's biases are kept, which the bound does not feel; it holds where the host neither "
         "rotates nor normalises keys; tied forms replace the host's values, so that no map applies "
-        "to them"
+        "to them; the contractive form is never causal, since its bound counts all tokens"
     ),
 )
 

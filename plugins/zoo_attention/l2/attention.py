@@ -4,7 +4,8 @@
 
 tied, for each head: q = k = x W and v = x A W_v with A = scale * W W^T. Then the whole layer
 F(x) = concat_h(P x A W_v) W_o is Lipschitz; see `L2Attention.lipschitz_bound`. The contractive
-form is F times contraction / bound, so that x + F(x) has an inverse.
+form is F times contraction / bound, so that x + F(x) has an inverse; it is never causal, for the
+bound counts all tokens, the later ones too.
 
 Kim, Papamakarios, Mnih, "The Lipschitz Constant of Self-Attention", 2021, arXiv:2006.04710.
 Deviations: W is the host's key projection, so that a decoder needs no cache but the one of keys;
@@ -25,7 +26,7 @@ from torch import Tensor, nn
 
 from zoo_core import Context, Site
 from zoo_core.errors import UnsupportedCall
-from zoo_core.nn import kernels, masks, softmax
+from zoo_core.nn import masks, precision, softmax
 
 if TYPE_CHECKING:
     from zoo_attention.l2 import L2Options
@@ -79,7 +80,7 @@ class L2Attention(nn.Module):
             )
         key, value = (_by_head(projections, name, self.heads) for name in ("key", "value"))
         out = projections["out"][0]
-        wide = kernels.sum_dtype(key, value, out)
+        wide = precision.sum_dtype(key, value, out)
         key, value, out = key.to(wide), value.to(wide), out.to(wide)
         count = torch.as_tensor(count, device=key.device).to(wide)
         spread = 4 * inverse_phi(count - 1)
@@ -128,7 +129,7 @@ def _fused(
     dtype = torch.promote_types(torch.promote_types(q.dtype, k.dtype), v.dtype)
     with torch.autocast(q.device.type, enabled=False):
         q, k, v = q.to(dtype), masks.hide(k, ctx.key_padding).to(dtype), v.to(dtype)
-        wide, most = kernels.sum_dtype(k), torch.finfo(dtype).max
+        wide, most = precision.sum_dtype(k), torch.finfo(dtype).max
         half = (k.to(wide).square().sum(-1, keepdim=True) / -2).clamp(min=-most)
         coarse = half.to(dtype)
         keys = torch.cat([k, coarse, (half - coarse).to(dtype)], -1)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Self
 
 from zoo_core import Mechanism, Options, Paper, Site, Supports, hookimpl, option
 
@@ -25,10 +26,22 @@ class SparseTransformerOptions(Options):
     stride: int | None = option(
         None, low=1, help="length of the reach and of a block; None = the root of max_len"
     )
-    summary: int = option(1, low=1, help="tokens at the end of a block that all see, if fixed")
+    summary: int = option(
+        1, low=1, help="tokens at the end of a block that all see, if fixed; at most the stride"
+    )
     global_prefix: bool = option(
         True, help="the prefix tokens (CLS and the like) see every token and are seen by every one"
     )
+
+    def stride_at(self, site: Site) -> int:
+        """The stride that is built."""
+        return min(self.stride or math.isqrt(site.max_len - 1) + 1, site.max_len)
+
+    def clamped(self, site: Site) -> Self:
+        """No stride beyond the longest input, and no summary beyond its block."""
+        stride = self.stride_at(site)
+        summary = min(self.summary, stride)
+        return replace(self, stride=self.stride and stride, summary=summary)
 
 
 def build(site: Site, options: SparseTransformerOptions) -> SparseTransformerAttention:

@@ -15,7 +15,6 @@ Exact when: stride >= N, or in the fixed pattern summary >= stride.
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -33,7 +32,8 @@ class SparseTransformerAttention(PatternAttention):
     """Softmax over about 2 * stride + N / stride keys per query; it has no parameters."""
 
     def __init__(self, site: Site, options: SparseTransformerOptions) -> None:
-        stride = min(options.stride or math.isqrt(site.max_len - 1) + 1, site.max_len)
+        options = options.clamped(site)
+        stride = options.stride_at(site)
         super().__init__(
             site,
             few=stride,
@@ -42,7 +42,7 @@ class SparseTransformerAttention(PatternAttention):
             global_prefix=options.global_prefix,
         )
         self.stride = stride
-        self.summary = min(options.summary, stride)
+        self.summary = options.summary
         self.strided = options.pattern == "strided"
 
     def sees(self, i: Tensor, j: Tensor, extent: Extent) -> Tensor:

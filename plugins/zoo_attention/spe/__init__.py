@@ -55,7 +55,8 @@ SPE = Mechanism(
     family="kernel",
     formula=(
         "q^_mr = sum_d q_md Q_mdr / sqrt(R), k^_nr = sum_d k_nd K_ndr / sqrt(R), "
-        "E[q^_m . k^_n] = sum_d q_md P_d(m - n) k_nd; then linear or performer attention"
+        "E[q^_m . k^_n] = sum_d q_md P_d(m - n) k_nd; then linear or performer attention; gated: "
+        "g_d + (1 - g_d) P_d for P_d"
     ),
     paper=Paper(
         title="Relative Positional Encoding for Transformers with Linear Complexity",

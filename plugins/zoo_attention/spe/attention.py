@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from zoo_attention.spe.codes import ConvolutionalCodes, SineCodes
 from zoo_core import Context, Site
 from zoo_core.errors import OptionError, UnsupportedCall
-from zoo_core.nn import feature_maps, kernels, masks, random_features
+from zoo_core.nn import feature_maps, kernels, masks, precision, random_features
 
 if TYPE_CHECKING:
     from zoo_attention.spe import SPEOptions
@@ -107,7 +107,7 @@ class SPEAttention(nn.Module):
         queries, tokens = q.shape[-2], k.shape[-2]
         shape, prefix = self._layout(tokens, ctx)
         order = masks.align(ctx.key_padding)
-        wide = kernels.sum_dtype(q, k)
+        wide = precision.sum_dtype(q, k)
         with torch.autocast(q.device.type, enabled=False):
             gate = None if self.gate is None else self.gate.to(wide)
             q = F.pad(q, (0, 0, tokens - queries, 0))

@@ -9,7 +9,8 @@ Deviations: the hub is the prefix of the sample, or its first token where there 
 a relay node added to the sequence and updated in turn with the ring; its tokens share the host's
 projections; i and j count real tokens only. Causal calls leave the ring open, for which token is
 the last depends on the future.
-Exact when: never, but for samples of at most 4 real tokens: one hub and 3 on the ring.
+Exact when: never, but for samples of at most 4 real tokens, one hub and 3 on the ring, with
+ring=True and not causal; of at most 3 tokens otherwise.
 """
 
 from __future__ import annotations
