@@ -113,6 +113,12 @@ def refuse_unsupported(
     Bridges call this before computing. where: the site, for the message.
     queries, keys: L and S; without `cross` they differ only by the cache of a causal decoder.
     """
+    if reason := refusal(supports, ctx, queries=queries, keys=keys):
+        raise UnsupportedCall(f"{where}: {reason}")
+
+
+def refusal(supports: Supports, ctx: Context, *, queries: int, keys: int) -> str | None:
+    """Why the mechanism cannot take this call, see `refuse_unsupported`; None if it can."""
     brought = {
         "key_padding": ctx.key_padding is not None,
         "causal": ctx.causal,
@@ -121,7 +127,8 @@ def refuse_unsupported(
     }
     for promise, present in brought.items():
         if present and not getattr(supports, promise):
-            raise UnsupportedCall(f"{where}: {_REFUSALS[promise]}")
+            return _REFUSALS[promise]
+    return None
 
 
 _REFUSALS = {

@@ -36,7 +36,9 @@ def build(
         {"0-3": "local", "4-": ("linformer", {"rank": 128})}; softmax unless a preset says more.
     options, layers: for a single mechanism; layers as 3, "0-3", "4-", "0,2,5-7", "self", "cross".
     pretrained: True (the family's default), a directory, or "owner/name@revision".
-    task: a transformers head such as "sequence-classification" or "masked-lm".
+    task: a transformers head such as "sequence-classification" or "masked-lm". Without it a
+        fine-tuned checkpoint (whose config.json says BertForSequenceClassification) comes with its
+        head and labels; any other is built bare, with a warning if it has a head of pretraining.
     max_length: longest input in tokens; beyond the pretrained one positions are extended.
     seed: for the whole build; leaves torch's global generator alone.
     softmax_where_faster: keep softmax where the longest input, `max_length`, is shorter than the

@@ -12,7 +12,8 @@ from zoo_core import registry
 from zoo_core.attention import Site
 from zoo_core.checkpoint.calibration import result_of
 from zoo_core.errors import PatchError
-from zoo_core.patching import adapter_of, stack_of, unwrap
+from zoo_core.hosts import adapter_of, unwrap
+from zoo_core.patching import stack_of
 
 
 @dataclass(frozen=True)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import sys
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from zoo_core import plugins, registry
-from zoo_core.architecture import Architecture, ArchitectureAdapter
-from zoo_core.errors import PatchError
+from zoo_core.architecture import ArchitectureAdapter
+from zoo_core.errors import PatchError, ZooError
+from zoo_core.hosts import adapter_of, unwrap
+from zoo_core.isolation import describe as in_one_line
 from zoo_core.mechanism import Options
 from zoo_core.plan import Attention, Layers, Plan, Rule, Step, plan, rules
 
@@ -45,12 +44,7 @@ class Patch:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         stack = stack_of(self.model)
         if stack is not None and self in stack.patches:
             self.restore()
@@ -197,15 +191,27 @@ def build_modules(steps: Iterable[Step], *, seed: int | None = None) -> dict[str
     modules = {}
     with seeded(seed), torch.device("cpu"):
         for step in steps:
-            module = step.mechanism.factory(step.site, step.options)
-            if not isinstance(module, nn.Module):
-                raise PatchError(
-                    f"the factory of {step.mechanism.qualified} returned {type(module).__name__} "
-                    "instead of an nn.Module; tell its author"
-                )
+            module = modules[step.site.path] = _build(step)
             module.zoo_supports = step.mechanism.supports  # type: ignore[assignment]
-            modules[step.site.path] = module
     return modules
+
+
+def _build(step: Step) -> nn.Module:
+    """Call one factory. Raises PatchError for what it raises itself, and for another result."""
+    factory = f"the factory of {step.mechanism.qualified}"
+    try:
+        module = step.mechanism.factory(step.site, step.options)
+    except ZooError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise PatchError(
+            f"{factory} failed at {step.site.path}: {in_one_line(error)}; tell its author"
+        ) from error
+    if not isinstance(module, nn.Module):
+        raise PatchError(
+            f"{factory} returned {type(module).__name__} instead of an nn.Module; tell its author"
+        )
+    return module
 
 
 @contextmanager
@@ -251,64 +257,6 @@ def attention_block(model: Any) -> list[dict[str, Any]]:
     """The manifest's attention block of what is in force; empty on a stock model."""
     stack = stack_of(unwrap(model))
     return stack.attention() if stack else []
-
-
-def adapter_of(model: nn.Module) -> tuple[Architecture, ArchitectureAdapter]:
-    """The architecture that owns a host model. Raises PatchError where none does."""
-    for architecture, adapter in _families():
-        if adapter.owns(model):
-            return architecture, adapter
-    raise PatchError(_unknown(model))
-
-
-def _families() -> list[tuple[Architecture, ArchitectureAdapter]]:
-    """Every family that may own a model which exists.
-
-    That takes its library to be loaded: the others are not imported to ask. A family whose adapter
-    cannot be had is passed over with a warning, so that one broken plugin does not stop patching.
-    """
-    families = []
-    for architecture in registry.architectures():
-        if architecture.library in sys.modules:
-            try:
-                families.append((architecture, architecture.adapter()))
-            except Exception as error:
-                message = f"{architecture.qualified} is passed over: its adapter failed: {error!r}"
-                warnings.warn(message, RuntimeWarning, stacklevel=2)
-    return families
-
-
-def _unknown(model: object) -> str:
-    known = ", ".join(architecture.name for architecture in registry.architectures())
-    return (
-        f"{type(model).__name__} is not a model the zoo can patch, nor holds one (knows: {known})"
-    )
-
-
-def unwrap(model: Any) -> nn.Module:
-    """The known host model: `model`, or the one inside PeftModel, DDP, compile, a pipeline, ...
-
-    Raises PatchError where there is none, or more than one.
-    """
-    if not isinstance(model, nn.Module):
-        inner = getattr(model, "model", None)
-        if not isinstance(inner, nn.Module):
-            raise PatchError(_unknown(model))
-        model = inner
-    adapters = [adapter for _, adapter in _families()]
-    found: dict[str, nn.Module] = {}
-    for name, module in model.named_modules():
-        inside = any(name.startswith(f"{outer}.") or outer == "" for outer in found)
-        if not inside and any(adapter.owns(module) for adapter in adapters):
-            found[name] = module
-    if not found:
-        raise PatchError(_unknown(model))
-    if len(found) > 1:
-        raise PatchError(
-            f"{type(model).__name__} holds several models ({', '.join(found)}); patch one of them, "
-            f"for instance zoo.patch(model.{next(iter(found))}, ...)"
-        )
-    return next(iter(found.values()))
 
 
 def _prepare_for_wrapper(model: Any, modules: Iterable[nn.Module]) -> None:

@@ -154,6 +154,9 @@ def obstacles(mechanism: Mechanism, site: Site) -> list[str]:
 
 def plan(chosen: Sequence[Rule], sites: Sequence[Site], *, model: str = "this model") -> Plan:
     """Match rules to sites. Raises DoesNotFit with every reason, OptionError for bad layers."""
+    if not sites:
+        reason = "the model has no attention layer"
+        raise DoesNotFit(f"nothing can be patched into {model}: {reason}", [reason])
     assigned: dict[str, Rule] = {}
     for rule in chosen:
         for site in select(rule.selector, sites):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
+
+from zoo_core.errors import CheckpointError
 
 
 @dataclass(frozen=True)
@@ -17,3 +20,11 @@ class LoadReport:
     new: tuple[str, ...]
     unused: tuple[str, ...]
     resized: tuple[str, ...] = ()
+
+
+def patched(source: str) -> CheckpointError:
+    """What to raise where stock weights are asked for, and a patched model is there."""
+    shell = f" (`zoo build {source} -o ANOTHER`)" if Path(source).is_dir() else ""
+    return CheckpointError(
+        f"{source} holds a patched model; use zoo.load({source!r}) instead{shell}"
+    )

@@ -18,6 +18,7 @@ from zoo_architectures._timm_attention import KNOWN_CHILDREN, BeginForward, Fram
 from zoo_architectures._timm_convert import from_transformers
 from zoo_core.attention import Site
 from zoo_core.errors import CheckpointError, DoesNotFit, OptionError, PatchError
+from zoo_core.hosts import plain_name
 from zoo_core.nn import auxiliary
 
 
@@ -127,7 +128,7 @@ class TimmAdapter:
             grid=on_grid and any(promised.grid != "ignored" for promised in supports),
             carry=any("carry" in promised.needs for promised in supports),
         )
-        restore = Restore(model, [model.get_submodule(site.path) for site in sites], _cfg(model))
+        restore = Restore(model, [_attention_at(model, site.path) for site in sites], _cfg(model))
         embed = model.patch_embed if hasattr(model, "patch_embed") else model.embeds
         if begin.grid or begin.carry:
             restore.hooks.append(embed.register_forward_pre_hook(begin))
@@ -141,7 +142,7 @@ class TimmAdapter:
 
     def installed(self, model: nn.Module) -> dict[str, nn.Module | None]:
         """See ArchitectureAdapter.installed."""
-        hosts = {site.path: model.get_submodule(site.path) for site in self.sites(model)}
+        hosts = {site.path: _attention_at(model, site.path) for site in self.sites(model)}
         return {
             path: host.zoo if isinstance(host, ZooAttention) else None
             for path, host in hosts.items()
@@ -185,10 +186,16 @@ class Restore:
             setattr(self.model, name, value)
 
 
+def _attention_at(model: nn.Module, path: str) -> nn.Module:
+    """The attention module itself, also where it is compiled: its class is what counts."""
+    found = model.get_submodule(path)
+    return getattr(found, "_orig_mod", found)
+
+
 def _attention_in(path: str, block: nn.Module) -> list[tuple[str, nn.Module]]:
     """The attention modules of one block; the block itself where there is none."""
     plain = [
-        (f"{path}.{name}", module)
+        (plain_name(f"{path}.{name}"), module)
         for name, module in block.named_modules()
         if isinstance(module, Attention)
     ]

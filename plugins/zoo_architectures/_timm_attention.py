@@ -11,7 +11,7 @@ from timm.layers import Attention
 from torch import Tensor, nn
 
 from zoo_architectures._carry import Carry
-from zoo_core.attention import Context, Site, refuse_unsupported
+from zoo_core.attention import Context, Site, refusal
 from zoo_core.errors import UnsupportedCall
 from zoo_core.mechanism import Supports
 
@@ -122,24 +122,31 @@ class ZooAttention(Attention):
 
     def _context(self, x: Tensor, q: Tensor, mask: Tensor | None, is_causal: bool) -> Context:
         supports: Supports = self.zoo.zoo_supports
-        where = f"{self.zoo_site.path} ({type(self.zoo).__name__})"
         if mask is not None and is_causal:
-            raise UnsupportedCall(f"{where}: attn_mask and is_causal together are ambiguous")
-        key_padding, bias = read_mask(mask, q, supports, where)
+            raise self._refuse("attn_mask and is_causal together are ambiguous")
+        try:
+            key_padding, bias = read_mask(mask, q, supports)
+        except UnsupportedCall as error:
+            raise self._refuse(str(error)) from None
         ctx = Context(
             key_padding=key_padding,
             bias=bias,
             causal=is_causal,
-            grid=self._grid(x.shape[1], supports, where),
+            grid=self._grid(x.shape[1], supports),
             prefix=self.zoo_site.prefix,
             hidden=x if "hidden" in supports.needs else None,
             projections=self._projections() if "projections" in supports.needs else None,
-            carry=self._carry(where) if "carry" in supports.needs else None,
+            carry=self._carry() if "carry" in supports.needs else None,
         )
-        refuse_unsupported(supports, ctx, where=where, queries=x.shape[1], keys=x.shape[1])
+        if reason := refusal(supports, ctx, queries=x.shape[1], keys=x.shape[1]):
+            raise self._refuse(reason)
         return ctx
 
-    def _grid(self, tokens: int, supports: Supports, where: str) -> tuple[int, int] | None:
+    def _refuse(self, reason: str) -> UnsupportedCall:
+        """An error that says where. A compiled block that read its path would not serve others."""
+        return UnsupportedCall(f"{self.zoo_site.path} ({type(self.zoo).__name__}): {reason}")
+
+    def _grid(self, tokens: int, supports: Supports) -> tuple[int, int] | None:
         """The grid of this call; None where it is unknown or tokens were dropped from it."""
         if supports.grid == "ignored":
             return None
@@ -147,16 +154,16 @@ class ZooAttention(Attention):
         if grid is not None and self.zoo_site.prefix + math.prod(grid) == tokens:
             return grid
         if supports.grid == "required":
-            raise UnsupportedCall(
-                f"{where} needs the grid of its {tokens} tokens, and the last images gave {grid}; "
+            raise self._refuse(
+                f"it needs the grid of its {tokens} tokens, and the last images gave {grid}; "
                 "call the model with images and without patch dropout, not its blocks"
             )
         return None
 
-    def _carry(self, where: str) -> Carry:
+    def _carry(self) -> Carry:
         if self.zoo_frame.carry is None:
-            raise UnsupportedCall(
-                f"{where} reads state of earlier layers; call the model with images, not its blocks"
+            raise self._refuse(
+                "it reads state of earlier layers; call the model with images, not its blocks"
             )
         return self.zoo_frame.carry
 
@@ -169,7 +176,7 @@ class ZooAttention(Attention):
 
 
 def read_mask(
-    mask: Tensor | None, q: Tensor, supports: Supports, where: str
+    mask: Tensor | None, q: Tensor, supports: Supports
 ) -> tuple[Tensor | None, Tensor | None]:
     """Split timm's attn_mask into key padding, bool (B, N), and bias, float; one of them is None.
 
@@ -185,7 +192,7 @@ def read_mask(
     fits = len(shape) == 4 and all(m in (1, n) for m, n in zip(shape, full, strict=True))
     if not fits or not (mask.dtype == torch.bool or mask.is_floating_point()):
         raise UnsupportedCall(
-            f"{where}: attn_mask is {mask.dtype} of shape {tuple(mask.shape)}; it must be bool "
+            f"attn_mask is {mask.dtype} of shape {tuple(mask.shape)}; it must be bool "
             f"(True = may be attended) or float, and broadcastable to {full}"
         )
     mask = mask.reshape(shape)
@@ -195,9 +202,9 @@ def read_mask(
     if supports.bias:
         return None, mask if mask.is_floating_point() else _additive(mask, q.dtype)
     if by_key and supports.key_padding:
-        return _real(mask, where)[:, 0, 0].expand(batch, tokens), None
+        return _real(mask)[:, 0, 0].expand(batch, tokens), None
     raise UnsupportedCall(
-        f"{where}: this mechanism cannot apply a mask of shape {shape}; pass a padding mask "
+        f"this mechanism cannot apply a mask of shape {shape}; pass a padding mask "
         f"({batch}, 1, 1, {tokens}), bool, True = real (a NaFlexVit builds one if created with "
         "use_key_only_attn_mask=True), or patch a mechanism with supports.bias"
     )
@@ -207,11 +214,11 @@ def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, float("-inf"))
 
 
-def _real(mask: Tensor, where: str) -> Tensor:
+def _real(mask: Tensor) -> Tensor:
     """Read an additive padding mask: 0 = real, the dtype's minimum or -inf = padding, no others."""
     real = mask == 0
     readable = (real | (mask <= torch.finfo(mask.dtype).min / 2)).all()
-    message = f"{where}: a float padding mask may hold 0 and -inf only for this mechanism"
+    message = "a float padding mask may hold 0 and -inf only for this mechanism"
     if torch.compiler.is_compiling():
         torch._assert_async(readable, message)
     elif not bool(readable):

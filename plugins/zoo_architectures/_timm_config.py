@@ -17,17 +17,12 @@ from timm.models.deit import VisionTransformerDistilled
 from timm.models.naflexvit import NaFlexVit, NaFlexVitCfg
 from torch import nn
 
+from zoo_core.checkpoint.host_config import TIMM_DATA as DATA
+from zoo_core.checkpoint.host_config import TIMM_MARK as MARK
 from zoo_core.errors import CheckpointError, OptionError, PatchError, UnknownName, did_you_mean
+from zoo_core.hosts import plain_name
 
 CLASSES = (VisionTransformer, VisionTransformerDistilled, NaFlexVit)
-# Before the architecture's name in the pretrained_cfg of a patched model: what timm saves of it
-# (save_for_hf, push_to_hf_hub) is then an unknown model to stock timm, never softmax in silence.
-MARK = "zoo:"
-# Entries of pretrained_cfg that say how images are prepared and what classes mean; no locations.
-DATA = frozenset(
-    "input_size test_input_size interpolation crop_pct test_crop_pct crop_mode mean std "
-    "label_names label_descriptions".split()
-)
 # Arguments that concern one build and not the architecture.
 _PLACEMENT = frozenset({"device", "dtype", "cache_dir"})
 # All that create_model may be given. An allow-list, because others name files to unpickle.
@@ -190,7 +185,7 @@ def _frozen(value: Any) -> Any:
 def _differences(twin: nn.Module, model: nn.Module) -> Iterator[str]:
     """What differs between two models besides their weights, in words."""
     expected, actual = (
-        {path: module for path, module in one.named_modules() if ".zoo." not in f"{path}."}
+        {plain_name(path): part for path, part in one.named_modules() if ".zoo." not in f"{path}."}
         for one in (twin, model)
     )
     for path in sorted(expected.keys() | actual.keys()):

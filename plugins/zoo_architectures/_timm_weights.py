@@ -14,18 +14,24 @@ from safetensors.torch import load_file
 from timm.layers import resample_abs_pos_embed
 from torch import Tensor, nn
 
-from zoo_architectures._report import LoadReport
+from zoo_architectures._report import LoadReport, patched
 from zoo_architectures._timm_config import DATA, MARK, check_arguments
-from zoo_core.errors import CheckpointError, OptionError
-
-WEIGHTS = "model.safetensors"
+from zoo_core import registry
+from zoo_core.checkpoint import layout
+from zoo_core.errors import CheckpointError, HubError, OptionError
+from zoo_core.hub.places import find_place
+from zoo_core.hub.reference import parse
 
 
 @dataclass(frozen=True)
 class Stored:
-    """A checkpoint in timm's format: where it is, and the model that its weights fit."""
+    """A checkpoint in timm's format: where it is, and the model that its weights fit.
+
+    pinned: the source; of a repository the commit whose config was read.
+    """
 
     source: str
+    pinned: str
     variant: str
     arguments: dict[str, Any]
 
@@ -36,19 +42,19 @@ def read(source: str) -> Stored:
     Entries that say where weights are (url, file, hf_hub_id, custom_load) are not followed.
     Raises CheckpointError for what is not a stock timm checkpoint.
     """
+    path = _fetched(source, layout.CONFIG)
     try:
-        config = json.loads(_locate(source, "config.json").read_text(encoding="utf-8"))
+        config = json.loads(path.read_text(encoding="utf-8"))
         inner = config.get("pretrained_cfg", config)
         variant = config.get("architecture") or inner.get("architecture")
         arguments = dict(config.get("model_args") or {})
     except (OSError, ValueError, AttributeError, TypeError) as error:
         raise CheckpointError(f"{source}/config.json cannot be read: {error}") from error
     if not isinstance(variant, str):
-        kind = config.get("model_type")
-        other = f"; it is a transformers checkpoint ({kind}), try hf_{kind}" if kind else ""
+        other = _other(config.get("model_type"))
         raise CheckpointError(f"{source}/config.json names no timm architecture{other}")
     if variant.startswith(MARK) or "zoo" in inner:
-        raise _patched(source)
+        raise patched(source)
     if inner.get("tag") and "." not in variant:
         variant = f"{variant}.{inner['tag']}"
     arguments = {**_described(config, inner), **arguments}
@@ -56,11 +62,19 @@ def read(source: str) -> Stored:
         check_arguments(arguments)
     except OptionError as error:
         raise CheckpointError(f"{source}/config.json: {error}") from None
-    return Stored(source, variant, arguments)
+    is_here = Path(source).is_dir()
+    pinned = source if is_here else f"{parse(source).repo}@{path.parent.name}"
+    return Stored(source, pinned, variant, arguments)
 
 
-def _patched(source: str) -> CheckpointError:
-    return CheckpointError(f"{source} holds a patched model; use zoo.load({source!r}) instead")
+def _other(kind: object) -> str:
+    """What to say of a config.json that is not timm's."""
+    if not kind:
+        return ""
+    known = {one.name for one in registry.architectures() if one.library == "transformers"}
+    fitting = [name for name in (str(kind), f"hf_{kind}") if name in known]
+    hint = f", try {fitting[0]}" if fitting else ""
+    return f"; it is a transformers checkpoint ({str(kind)[:40]}){hint}"
 
 
 def _described(config: Mapping[str, Any], inner: Mapping[str, Any]) -> dict[str, Any]:
@@ -79,24 +93,22 @@ def _described(config: Mapping[str, Any], inner: Mapping[str, Any]) -> dict[str,
     return found
 
 
-def _locate(source: str, filename: str) -> Path:
+def _fetched(source: str, name: str) -> Path:
     """The local path of one file of a directory or of a repository on the Hub."""
-    if Path(source).is_dir():
-        path = Path(source, filename)
-        if not path.is_file():
-            raise CheckpointError(f"{source} has no {filename}; save it with safetensors first")
-        return path
-    repo, _, revision = source.partition("@")
-    if repo.count("/") != 1 or repo.startswith((".", "/", "~")):
+    try:
+        if not Path(source).is_dir():
+            parse(source)
+    except HubError:
         raise CheckpointError(
             f"pretrained={source!r} is neither a directory that exists nor owner/name@revision"
-        )
-    from huggingface_hub import hf_hub_download
-
+        ) from None
     try:
-        return Path(hf_hub_download(repo, filename, revision=revision or None))
-    except Exception as error:
-        raise CheckpointError(f"{filename} of {source} could not be fetched: {error}") from error
+        path = find_place(source, frozenset({name})).directory / name
+    except HubError as error:
+        raise CheckpointError(f"{name} of {source} could not be fetched: {error}") from error
+    if not path.is_file():
+        raise CheckpointError(f"{source} has no {name}; save it with safetensors first")
+    return path
 
 
 def fill(model: nn.Module, stored: Stored, twin: nn.Module) -> LoadReport:
@@ -107,11 +119,11 @@ def fill(model: nn.Module, stored: Stored, twin: nn.Module) -> LoadReport:
     another shape or not finite.
     """
     try:
-        state = load_file(_locate(stored.source, WEIGHTS))
+        state = load_file(_fetched(stored.pinned, layout.WEIGHTS))
     except SafetensorError as error:
-        raise CheckpointError(f"{stored.source}/{WEIGHTS} is damaged: {error}") from error
+        raise CheckpointError(f"{stored.source}/{layout.WEIGHTS} is damaged: {error}") from error
     if any(".zoo." in key for key in state):
-        raise _patched(stored.source)
+        raise patched(stored.source)
     resized = _resize_positions(state, model, twin)
     own = model.state_dict()
     heads = _classifiers(model)

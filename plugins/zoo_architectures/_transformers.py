@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import copy
-import importlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,83 +15,21 @@ from transformers.initialization import no_init_weights
 
 from zoo_architectures import _transformers_calls as calls
 from zoo_architectures import _transformers_weights as weights
-from zoo_architectures._transformers_weights import NOT_CONFIG
+from zoo_architectures._transformers_families import Family
+from zoo_architectures._transformers_installed import (
+    Projections,
+    Restore,
+    give_own_configs,
+    keep_own_keys,
+)
 from zoo_core.attention import Site
-from zoo_core.errors import OptionError, did_you_mean
+from zoo_core.checkpoint import host_config
+from zoo_core.errors import OptionError, ZooError, did_you_mean
+from zoo_core.hosts import plain_name
+from zoo_core.isolation import one_line
 from zoo_core.nn.auxiliary import BeginForward
 
-# Stands for "no such attribute"; unlike an object() it stays itself when copied or pickled.
-_ABSENT = ...
-
 _SLIDING = "the host's attention is a sliding window, which a mechanism cannot take over"
-
-TASKS = (
-    ("causal-lm", "LMHeadModel"),
-    ("causal-lm", "ForCausalLM"),
-    ("image-classification", "ForImageClassification"),
-    ("masked-image-modeling", "ForMaskedImageModeling"),
-    ("masked-lm", "ForMaskedLM"),
-    ("multiple-choice", "ForMultipleChoice"),
-    ("next-sentence-prediction", "ForNextSentencePrediction"),
-    ("pretraining", "ForPreTraining"),
-    ("question-answering", "ForQuestionAnswering"),
-    ("sequence-classification", "ForSequenceClassification"),
-    ("token-classification", "ForTokenClassification"),
-)
-
-
-@dataclass(frozen=True)
-class Family:
-    """What differs between model families.
-
-    package: module under transformers.models. stem: class prefix ("Bert").
-    self_attention, cross_attention: class names of the attention modules.
-    projections: attribute names of the query, key and value Linears, or one fused Linear.
-    out: path of the output projection, relative to the attention module ("..": its parent).
-    prefix: leading tokens outside the grid (BERT: its CLS).
-    position_offset: rows of the position table before position 0 (RoBERTa: 2).
-    image: whether inputs are images.
-    repeats: whether the layers share their attention module (ALBERT).
-    tiny: config entries of the smallest model that differ from the other families'.
-    """
-
-    package: str
-    stem: str
-    default: str
-    self_attention: str
-    cross_attention: str | None = None
-    projections: tuple[str, ...] = ("query", "key", "value")
-    out: str = "../output.dense"
-    prefix: int = 1
-    position_offset: int = 0
-    image: bool = False
-    repeats: bool = False
-    tiny: tuple[tuple[str, Any], ...] = ()
-
-    @property
-    def modeling(self) -> Any:
-        """The modeling module of transformers."""
-        return importlib.import_module(
-            f"transformers.models.{self.package}.modeling_{self.package}"
-        )
-
-    def named(self, suffix: str) -> Any:
-        """The class `stem + suffix`."""
-        return getattr(self.modeling, self.stem + suffix)
-
-    @property
-    def heads(self) -> dict[str, type[PreTrainedModel]]:
-        """Task -> model class, for the tasks this family has."""
-        names = [(task, self.stem + suffix) for task, suffix in TASKS]
-        return {t: getattr(self.modeling, n) for t, n in names if hasattr(self.modeling, n)}
-
-    @property
-    def attention_classes(self) -> dict[type[nn.Module], str]:
-        """Attention class -> "self" or "cross"."""
-        classes = {getattr(self.modeling, self.self_attention): "self"}
-        if self.cross_attention:
-            classes[getattr(self.modeling, self.cross_attention)] = "cross"
-        return classes
 
 
 @dataclass(frozen=True)
@@ -122,38 +60,41 @@ class TransformersAdapter:
         if max_length is not None and max_length < 1:
             raise OptionError(f"max_length={max_length} must be at least 1")
         recorded = kwargs.pop("class", None)
-        model_class = self._model_class(task, recorded)
         source = self.family.default if pretrained is True else pretrained or None
+        stored = weights.read_config(source) if source is not None else {}
+        trained = _architectures(stored)
+        # Without its pooling layer only the bare model is ever built.
+        model_class = self._model_class(task, recorded, trained if add_pooling_layer else [])
         if recorded is None:
             # A recorded config may hold entries of other versions, as every config.json may.
             _refuse_unknown(model_class.config_class, kwargs)
-        stored = weights.read_config(source) if source is not None else {}
-        config = model_class.config_class.from_dict({**stored, **kwargs})
         extra = {} if add_pooling_layer else {"add_pooling_layer": False}
-        if skeleton or source is None:
-            if max_length is not None:
-                config.max_position_embeddings = max_length + self.family.position_offset
-            if skeleton:  # numbers that nobody sees need not be drawn, which takes the most of it
-                with torch.device("meta"), no_init_weights():
-                    return model_class(config, **extra)
-            return model_class(config, **extra)
-        attention = tuple(self.family.attention_classes)
-        model = weights.from_checkpoint(model_class, source, config, attention, **extra)
+        with _in_words(model_class, {**kwargs, **extra}):
+            config = model_class.config_class.from_dict({**stored, **kwargs})
+            if skeleton or source is None:
+                if max_length is not None:
+                    config.max_position_embeddings = max_length + self.family.position_offset
+                return _without_weights(model_class, config, skeleton=skeleton, **extra)
+            attention = tuple(self.family.attention_classes)
+            model = weights.from_checkpoint(model_class, source, config, attention, **extra)
+        if task is None and recorded is None:
+            self._tell_left_out(model, trained)
         if max_length is not None:
             weights.resize_positions(model, max_length, self.family.position_offset)
         return model
 
-    def _model_class(self, task: str | None, name: str | None) -> type[PreTrainedModel]:
+    def _model_class(
+        self, task: str | None, name: str | None, trained: Sequence[str]
+    ) -> type[PreTrainedModel]:
+        """What to build: the class of this name, of this task, or what a checkpoint trained."""
         family = self.family
         if name is not None:
-            model_class = (
-                getattr(family.modeling, name, None) if name.startswith(family.stem) else None
-            )
-            if not (isinstance(model_class, type) and issubclass(model_class, PreTrainedModel)):
+            if (model_class := family.class_named(name)) is None:
                 raise OptionError(f"{family.stem} has no model class {name!r}")
             return model_class
         if task is None:
-            return family.named("Model")
+            heads = filter(None, map(family.trained_head, trained))
+            return next(heads, family.named("Model"))
         heads = family.heads
         if task not in heads:
             raise OptionError(
@@ -161,6 +102,20 @@ class TransformersAdapter:
                 f"{did_you_mean(task, heads)}"
             )
         return heads[task]
+
+    def _tell_left_out(self, model: PreTrainedModel, trained: Sequence[str]) -> None:
+        """Warn where a checkpoint holds a head, and the bare model was built."""
+        name, unused = type(model).__name__, model.zoo_loaded.unused
+        if not trained or name in trained or not unused:
+            return
+        tasks = [task for task, head in self.family.heads.items() if head.__name__ in trained]
+        hint = f"; task={tasks[0]!r} (--task {tasks[0]}) builds it with its head" if tasks else ""
+        warnings.warn(
+            f"{model.zoo_loaded.source} holds a {', '.join(trained)}, of which {name} leaves out "
+            f"{len(unused)} tensors: {one_line(', '.join(unused))}{hint}",
+            UserWarning,
+            stacklevel=4,
+        )
 
     def tiny(self) -> dict[str, Any]:
         """See ArchitectureAdapter.tiny."""
@@ -183,7 +138,11 @@ class TransformersAdapter:
     def sites(self, model: nn.Module) -> list[Site]:
         """One site for each attention module, self before cross in each layer."""
         kinds = self.family.attention_classes
-        found = [(p, m, kinds[type(m)]) for p, m in model.named_modules() if type(m) in kinds]
+        found = [
+            (plain_name(path), module, kinds[type(module)])
+            for path, module in model.named_modules()
+            if type(module) in kinds
+        ]
         layers = sum(kind == "self" for _, _, kind in found)
         causal = bool(getattr(model.config, "is_decoder", False))
         counts = {"self": -1, "cross": -1}
@@ -261,8 +220,8 @@ class TransformersAdapter:
             restore.hooks.append(hook)
         if (begin := BeginForward(installed)).losses:
             restore.hooks.append(model.base_model.register_forward_pre_hook(begin))
-        _give_own_configs(model, attention, restore)
-        _keep_own_keys(model, restore)
+        give_own_configs(model, attention, restore)
+        keep_own_keys(model, restore)
         return restore
 
     def _equip(self, host: nn.Module, out: nn.Module, module: nn.Module, restore: Restore) -> None:
@@ -298,7 +257,7 @@ class TransformersAdapter:
 
     def config(self, model: nn.Module) -> dict[str, Any]:
         """The model's class and its config where it differs from the defaults, JSON only."""
-        stored = {k: v for k, v in model.config.to_diff_dict().items() if k not in NOT_CONFIG}
+        stored = host_config.safe(model.config.to_diff_dict())
         for derived in ("architectures", "dtype", "model_type"):
             stored.pop(derived, None)
         stored["class"] = type(model).__name__
@@ -313,101 +272,41 @@ class TransformersAdapter:
         return dict(state)
 
 
-@dataclass(eq=False)
-class Restore:
-    """The exact inverse of one install; plain data, so that it travels with a copied model."""
-
-    configs: list[tuple[nn.Module, PreTrainedConfig]] = field(default_factory=list)
-    hidden: dict[str, Any] = field(default_factory=dict)
-    model: nn.Module | None = None
-    hosts: list[nn.Module] = field(default_factory=list)
-    hooks: list[Any] = field(default_factory=list)
-    frozen: list[nn.Parameter] = field(default_factory=list)
-
-    def __call__(self) -> None:
-        """Put the stock attention back."""
-        for host in self.hosts:
-            del host.zoo, host.zoo_site
-            host.__dict__.pop("zoo_projections", None)
-        for hook in self.hooks:
-            hook.remove()
-        for parameter in self.frozen:
-            parameter.requires_grad_(True)
-        for module, config in self.configs:
-            module.config = config
-        for name, value in self.hidden.items():
-            if value is _ABSENT:
-                delattr(self.model, name)
-            else:
-                setattr(self.model, name, value)
+def _architectures(stored: Mapping[str, Any]) -> list[str]:
+    """The names of classes in a config.json, which may hold anything."""
+    names = stored.get("architectures")
+    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
 
 
-@dataclass(eq=False)
-class Projections:
-    """The weights around one attention module, as views, taken anew at each call."""
-
-    host: nn.Module
-    out: nn.Module
-    names: tuple[str, ...]
-
-    def __call__(self) -> dict[str, tuple[Tensor, Tensor | None]]:
-        """query, key, value and out -> (weight, bias or None)."""
-        if len(self.names) == 3:
-            parts = [getattr(self.host, name) for name in self.names]
-            found = [(part.weight, part.bias) for part in parts]
-        else:
-            fused = getattr(self.host, self.names[0])
-            biases = (None,) * 3 if fused.bias is None else fused.bias.chunk(3)
-            found = list(zip(fused.weight.chunk(3), biases, strict=True))
-        found.append((self.out.weight, self.out.bias))
-        return dict(zip(("query", "key", "value", "out"), found, strict=True))
+@contextmanager
+def _in_words(model_class: type[PreTrainedModel], changes: Mapping[str, Any]) -> Iterator[None]:
+    """Name the settings where transformers cannot build a model with them."""
+    try:
+        yield
+    except ZooError:
+        raise
+    except Exception as error:
+        given = ", ".join(f"{name}={value!r}" for name, value in changes.items())
+        raise OptionError(
+            f"transformers cannot build {model_class.__name__}({given}): {one_line(str(error))}"
+        ) from error
 
 
-def _give_own_configs(
-    model: nn.Module, attention: Sequence[Mapping[str, Any]], restore: Restore
-) -> None:
-    """Let every module read a patched copy of its config.
-
-    One config object may be shared with another model, and inside a composite model the layers of
-    one host may hold several objects.
-    """
-    copies: dict[int, PreTrainedConfig] = {}
-    for module in model.modules():
-        old = module.__dict__.get("config")
-        if not isinstance(old, PreTrainedConfig):
-            continue
-        if id(old) not in copies:
-            config = copies[id(old)] = copy.deepcopy(old)
-            config._attn_implementation = calls.NAME
-            # Plain entries, so that config.json has them: stock loading then refuses by name, and
-            # zoo.load knows what to build.
-            config.attn_implementation = calls.NAME
-            config.zoo = [dict(entry) for entry in attention]
-        module.config = copies[id(old)]
-        restore.configs.append((module, old))
-
-
-def _keep_own_keys(model: nn.Module, restore: Restore) -> None:
-    """Let `save_pretrained` write our tensors under their names, and each tied one once."""
-    changes: dict[str, Any] = {"_weight_conversions": []}  # it would write older names of keys
-    kept: dict[int, str] = {}
-    ties = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        if ".zoo." in name and kept.setdefault(id(parameter), name) != name:
-            ties[name] = kept[id(parameter)]
-    if ties:
-        changes["_tied_weights_keys"] = {**(model._tied_weights_keys or {}), **ties}
-    restore.model = model
-    for name, value in changes.items():
-        restore.hidden[name] = vars(model).get(name, _ABSENT)
-        setattr(model, name, value)
+def _without_weights(
+    model_class: type[PreTrainedModel], config: PreTrainedConfig, *, skeleton: bool, **extra: Any
+) -> PreTrainedModel:
+    if not skeleton:
+        return model_class(config, **extra)
+    # Numbers that nobody sees need not be drawn, which takes the most of it.
+    with torch.device("meta"), no_init_weights():
+        return model_class(config, **extra)
 
 
 def _refuse_unknown(config_class: type[PreTrainedConfig], changes: Mapping[str, Any]) -> None:
     """Raise OptionError for an entry that the config class would take and never read."""
     known = config_class()
     for name in changes:
-        if name in NOT_CONFIG or not hasattr(known, name):
+        if not (host_config.is_safe(name) and hasattr(known, name)):
             entries = [entry for entry in known.to_dict() if not entry.startswith("_")]
             hint = did_you_mean(name, entries)
             raise OptionError(f"{config_class.__name__} has no entry {name!r}{hint}")

@@ -19,7 +19,7 @@ from transformers.masking_utils import (
 )
 
 from zoo_architectures._carry import Carry
-from zoo_core.attention import Context, refuse_unsupported
+from zoo_core.attention import Context, refusal
 from zoo_core.errors import UnsupportedCall
 from zoo_core.nn import softmax
 
@@ -93,10 +93,10 @@ def attend(
     if module.zoo is None:
         output = softmax.attend(query, key, value, ctx, scale=scale, dropout=dropout)
     else:
-        where = f"{module.zoo_site.path} ({type(module.zoo).__name__})"
-        supports = module.zoo.zoo_supports
         length, keys = query.shape[-2], key.shape[-2]
-        refuse_unsupported(supports, ctx, where=where, queries=length, keys=keys)
+        if reason := refusal(module.zoo.zoo_supports, ctx, queries=length, keys=keys):
+            # Read only here: a compiled layer whose path is read would be compiled for itself.
+            raise UnsupportedCall(f"{module.zoo_site.path} ({type(module.zoo).__name__}): {reason}")
         output = module.zoo(query, key, value, ctx)
     weights = _weights(module, query, key, ctx, scale) if _wants_weights(module, kwargs) else None
     return output.transpose(1, 2).contiguous(), weights

@@ -9,16 +9,9 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from zoo_architectures._report import LoadReport
+from zoo_architectures._report import LoadReport, patched
+from zoo_core.checkpoint import host_config
 from zoo_core.errors import CheckpointError
-
-# Config entries that select code, kernels or sources; a checkpoint must not decide those.
-NOT_CONFIG = frozenset(
-    "_attn_implementation attn_implementation _attn_implementation_internal "
-    "_experts_implementation experts_implementation _experts_implementation_internal "
-    "auto_map trust_remote_code quantization_config custom_pipelines use_kernels kernel_config "
-    "_name_or_path name_or_path transformers_version zoo".split()
-)
 
 
 def locate(source: str) -> tuple[str, str | None]:
@@ -43,8 +36,8 @@ def read_config(source: str) -> dict[str, Any]:
     if not stored:
         raise CheckpointError(f"{source} has no config.json; it is not a transformers checkpoint")
     if "zoo" in stored:
-        raise CheckpointError(f"{source} holds a patched model; use zoo.load({source!r}) instead")
-    return {key: value for key, value in stored.items() if key not in NOT_CONFIG}
+        raise patched(source)
+    return host_config.safe(stored)
 
 
 def from_checkpoint(

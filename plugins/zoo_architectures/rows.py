@@ -35,7 +35,8 @@ def transformers_row(
     """
 
     def adapter() -> TransformersAdapter:
-        from zoo_architectures._transformers import Family, TransformersAdapter
+        from zoo_architectures._transformers import TransformersAdapter
+        from zoo_architectures._transformers_families import Family
 
         return TransformersAdapter(
             Family(default=default, tiny=tuple((tiny or {}).items()), **family)

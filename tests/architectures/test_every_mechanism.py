@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import zoo_core as zoo
 from zoo_core.errors import DoesNotFit
-from zoo_core.patching import adapter_of
+from zoo_core.hosts import adapter_of
 from zoo_core.plan import obstacles
 
 #: name of the timm model, arguments, sizes of the images in pixels

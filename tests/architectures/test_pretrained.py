@@ -47,6 +47,47 @@ def test_a_new_head_is_reported_as_new(checkpoint: Path) -> None:
     assert model.num_labels == 3
 
 
+@pytest.mark.parametrize(
+    ("name", "stock"),
+    [
+        ("bert", transformers.BertForSequenceClassification),
+        ("bert", transformers.BertForQuestionAnswering),
+        ("distilbert", transformers.DistilBertForTokenClassification),
+        ("hf_deit", transformers.DeiTForImageClassificationWithTeacher),
+    ],
+)
+def test_a_fine_tuned_head_is_built_unasked(name: str, stock: type, tmp_path) -> None:
+    labels = {0: "no", 1: "maybe", 2: "yes"}
+    trained = stock(stock.config_class(**tiny(name), id2label=labels))
+    trained.save_pretrained(tmp_path)
+    model = zoo.build(name, "linear", pretrained=str(tmp_path))
+    assert type(model) is stock
+    assert model.config.id2label == labels
+    assert zoo.inspect(model).loaded["unused"] == zoo.inspect(model).loaded["new"] == ()
+    assert all(torch.equal(model.state_dict()[k], v) for k, v in trained.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("stock", "hint"),
+    [
+        (transformers.BertForMaskedLM, "task='masked-lm' .* builds it with its head"),
+        (transformers.BertForPreTraining, "task='pretraining'"),
+    ],
+)
+def test_a_head_of_pretraining_is_left_out_and_told(stock: type, hint: str, tmp_path) -> None:
+    stock(stock.config_class(**tiny())).save_pretrained(tmp_path)
+    with pytest.warns(UserWarning, match=rf"BertModel leaves out . tensors: cls\..*{hint}"):
+        model = zoo.build("bert", "linear", pretrained=str(tmp_path))
+    assert type(model) is transformers.BertModel
+
+
+def test_a_plain_encoder_and_a_task_are_built_without_a_word(checkpoint: Path, recwarn) -> None:
+    zoo.build("bert", "linear", pretrained=str(checkpoint))
+    zoo.build("bert", "linear", pretrained=str(checkpoint), add_pooling_layer=False)
+    zoo.build("bert", "linear", pretrained=str(checkpoint), task="masked-lm")
+    assert not [str(one.message) for one in recwarn if one.category is UserWarning]
+
+
 def test_a_checkpoint_without_attention_weights_is_refused(tmp_path, checkpoint: Path) -> None:
     from safetensors.torch import load_file, save_file
 

@@ -16,7 +16,7 @@ from torch import nn
 
 import zoo_core as zoo
 from zoo_core.errors import DoesNotFit, PatchError
-from zoo_core.patching import adapter_of
+from zoo_core.hosts import adapter_of
 
 # variant, arguments, image size
 MODELS = {

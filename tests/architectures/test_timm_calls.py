@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from zoo_core import Context, Site, Supports
 from zoo_core.errors import DoesNotFit, UnsupportedCall
-from zoo_core.patching import adapter_of
+from zoo_core.hosts import adapter_of
 
 ANY = Supports(key_padding=True, causal=True, bias=True)
 GRID = Supports(grid="required")

@@ -15,7 +15,7 @@ from torch import nn
 import zoo_core as zoo
 from zoo_core import registry
 from zoo_core.errors import CheckpointError, OptionError, PatchError, UnknownName, ZooError
-from zoo_core.patching import adapter_of
+from zoo_core.hosts import adapter_of
 
 TINY = {"depth": 2, "embed_dim": 32, "num_heads": 2, "img_size": 32}
 VIT = "vit_tiny_patch16_224"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 import zoo_core as zoo
-from zoo_core import builder, registry
-from zoo_core.errors import DoesNotFit, OptionError, UnknownName
+from zoo_core import builder, patching, registry
+from zoo_core.errors import DoesNotFit, OptionError, PatchError, UnknownName
+from zoo_core.plan import Rule
 
 
 def tiny(name: str = "bert") -> dict:
@@ -33,6 +36,13 @@ def tiny(name: str = "bert") -> dict:
         ({"attention": "linformer", "is_decoder": True}, DoesNotFit, "no causal form"),
         ({"architecture": "bert:large"}, OptionError, "no variants"),
         ({"architecture": 3}, OptionError, "must be a name"),
+        ({"hidden_size": 37}, OptionError, r"hidden_size=37.*not a multiple"),
+        ({"hidden_size": float("nan")}, OptionError, "hidden_size=nan"),
+        ({"vocab_size": float("inf")}, OptionError, "vocab_size=inf"),
+        ({"num_attention_heads": 0}, OptionError, "num_attention_heads=0"),
+        ({"num_hidden_layers": "abc"}, OptionError, "num_hidden_layers='abc'"),
+        ({"num_hidden_layers": 0}, DoesNotFit, "no attention layer"),
+        ({"num_hidden_layers": -1}, DoesNotFit, "no attention layer"),
     ],
 )
 def test_mistakes_are_named_before_a_model_is_made(
@@ -43,6 +53,18 @@ def test_mistakes_are_named_before_a_model_is_made(
     with pytest.raises(kind, match=message):
         zoo.build(**{"architecture": "bert", **tiny(), **arguments})
     assert not made
+
+
+@pytest.mark.parametrize("raised", [ValueError("boom"), SystemExit(9)], ids=repr)
+def test_a_factory_that_fails_is_named(raised: BaseException) -> None:
+    def factory(site, options):
+        raise raised
+
+    broken = replace(registry.mechanism("uniform"), factory=factory, distribution="zoo-broken")
+    message = rf"zoo-broken/uniform failed at .*self: {type(raised).__name__}.*author"
+    with pytest.raises(PatchError, match=message) as caught:
+        patching.apply(zoo.build("bert", **tiny()), [Rule("all", broken, broken.options())])
+    assert caught.value.__cause__ is raised
 
 
 def test_why_is_empty_exactly_where_build_works() -> None:

@@ -125,6 +125,12 @@ def test_misfits_are_refused_in_words(supports: dict, where: list[Site], reason:
     assert len(caught.value.reasons) == 1, "layers with the same obstacle share one line"
 
 
+def test_a_model_without_layers_is_refused_in_words() -> None:
+    with pytest.raises(DoesNotFit, match="no attention layer") as caught:
+        plan.plan([Rule("all", mechanism(), RankOptions())], [])
+    assert len(caught.value.reasons) == 1
+
+
 def test_every_misfit_is_told_at_once() -> None:
     with pytest.raises(DoesNotFit) as caught:
         plan.plan([Rule("all", mechanism(grid="required"), RankOptions())], DECODER)

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from zoo_core.cli import output
-from zoo_core.cli.model_options import model_options
+from zoo_core.cli.options import model_options
 from zoo_core.cli.output import Cell
 from zoo_core.cli.references import host
 
