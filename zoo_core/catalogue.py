@@ -41,7 +41,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from zoo_core import plugins, toml
+from zoo_core import names, plugins, toml
 from zoo_core.distributions import normalise
 from zoo_core.errors import CatalogueError, PluginError
 from zoo_core.isolation import one_line
@@ -53,19 +53,19 @@ SCHEMA = 1
 
 Attention = str | tuple[str, Mapping[str, Any]] | Mapping[str, Any]
 
-_DISTRIBUTION = Form(
-    "a distribution's name", re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
-)
+_DISTRIBUTION = Form("a distribution's name", names.DISTRIBUTION)
 _VERSIONS = Form(
     'a version specifier such as ">=1.2,<2"',
     re.compile(r"{one}(,{one})*".format(one=r"\s*(==|>=|<=|~=|!=|>|<)\s*\d[\w.*+!]*\s*")),
 )
 _URL = Form("an https:// address", re.compile(r"https?://\S+"))
 _LAYERS = Form('layers such as "0-3"', re.compile(r"[a-z0-9:,\- ]+"))
-_REFERENCE = Form("a name or distribution/name", re.compile(rf"([A-Za-z0-9._-]+/)?{NAME.pattern}"))
-_REPOSITORY = Form("owner/name", re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII))
-_COMMIT = Form("a commit of 40 hex digits", re.compile(r"[0-9a-f]{40}"))
-_SHA256 = Form("a sha256 of 64 hex digits", re.compile(r"[0-9a-f]{64}"))
+_REFERENCE = Form(
+    "a name or distribution/name", re.compile(rf"({names.DISTRIBUTION.pattern}/)?{NAME.pattern}")
+)
+_REPOSITORY = Form("owner/name", names.REPOSITORY)
+_COMMIT = Form("a commit of 40 hex digits", names.COMMIT)
+_SHA256 = Form("a sha256 of 64 hex digits", names.SHA256)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,9 +215,12 @@ def _merge(stack: tuple[Layer, ...], strict: bool) -> Catalogue:
     return merged
 
 
-def parse(path: Path) -> Catalogue:
-    """Read and check one file. Raises CatalogueError naming file, table and key."""
-    top = toml.read(path)
+def parse(path: Path, text: str | None = None) -> Catalogue:
+    """Read and check one file. Raises CatalogueError naming file, table and key.
+
+    text: what is to stand in the file, where that is to be checked before it is written.
+    """
+    top = toml.read(path, text)
     schema = top.value("schema")
     if type(schema) is not int or schema != SCHEMA:
         top.fail(f"schema is {schema!r}, this zoo-core reads {SCHEMA}; install one that fits")

@@ -13,10 +13,10 @@ from importlib import metadata
 from typing import Any
 
 from zoo_core.isolation import describe
+from zoo_core.names import DISTRIBUTION
 
 GROUP = "zoo_core.plugins"
 
-_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 _VALUE = re.compile(r"[\w.]+\s*(:\s*[\w.]+\s*)?(\[.*\]\s*)?")
 
 
@@ -80,7 +80,8 @@ def _declared(distribution: metadata.Distribution, name: str, version: str) -> I
         problem = f"entry_points.txt cannot be read: {describe(error)}"
         yield Entry(distribution=name, version=version, problem=problem)
         return
-    nameless = "" if _NAME.fullmatch(name) else f"METADATA names no valid distribution: {name!r}"
+    valid = DISTRIBUTION.fullmatch(name)
+    nameless = "" if valid else f"METADATA names no valid distribution: {name!r}"
     for point in points:
         malformed = (
             "" if _VALUE.fullmatch(point.value) else f"{point.value!r} is not 'module:object'"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -16,9 +15,9 @@ from zoo_core import catalogue, registry
 from zoo_core.catalogue import PluginRow
 from zoo_core.distributions import entries, normalise
 from zoo_core.errors import PluginError, UnknownName, did_you_mean
+from zoo_core.names import DISTRIBUTION
 
 _OURS = "zoo-core"
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _FILES = (".whl", ".tar.gz", ".zip")
 
 
@@ -84,7 +83,7 @@ def _requirement(what: str) -> str:
         if not os.path.exists(what):
             raise PluginError(f"there is no {what}; a path must lead to a folder or a wheel")
         return what
-    if not _NAME.fullmatch(what):
+    if not DISTRIBUTION.fullmatch(what):
         return what
     if row := _row(what):
         return row.requirement

@@ -15,7 +15,7 @@ is no code in the directory; `load` needs no such trust, and takes classes of no
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -24,11 +24,15 @@ from typing import Any
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Transformer
 
+from zoo_core.checkpoint import host_config, layout
 from zoo_core.checkpoint import load as load_model
 from zoo_core.checkpoint import save as save_model
-from zoo_core.checkpoint.adopting import read_config
+from zoo_core.checkpoint.atomic import check_target
+from zoo_core.checkpoint.card import card
+from zoo_core.checkpoint.manifest import Manifest, read_manifest
 from zoo_core.errors import CheckpointError, PatchError
-from zoo_core.patching import attention_block, unwrap
+from zoo_core.hosts import unwrap
+from zoo_core.patching import attention_block
 
 _MODULES = "modules.json"
 _CONFIG = "config_sentence_transformers.json"
@@ -62,9 +66,28 @@ def save(model: SentenceTransformer, directory: str | Path) -> None:
     """
     if not attention_block(model):
         raise PatchError("this SentenceTransformer has its stock attention; use its own save")
+    check_target(Path(directory))
     with _named_ours(model):
         model.save(str(directory), create_model_card=False)
+    readme = Path(directory) / layout.CARD
+    if readme.exists() and _is_card(readme, _card):
+        readme.unlink()  # ours, and of the model that was there before
     save_model(unwrap(model), directory)
+    if _is_card(readme, card):
+        readme.write_text(_card(read_manifest(directory)), encoding="utf-8")
+
+
+def _card(manifest: Manifest) -> str:
+    """The card of a model, which names the load of this module."""
+    return card(manifest).replace("zoo.load(", "zoo.sentence_transformers.load(")
+
+
+def _is_card(readme: Path, made: Callable[[Manifest], str]) -> bool:
+    """Whether nobody changed a card since it was made for the manifest beside it."""
+    try:
+        return readme.read_text(encoding="utf-8") == made(read_manifest(readme.parent))
+    except (CheckpointError, UnicodeDecodeError):
+        return False
 
 
 def load(directory: str | Path, **kwargs: Any) -> SentenceTransformer:
@@ -111,7 +134,7 @@ def _kind(reference: str, folder: Path, *, first: bool) -> Any:
 
 
 def _check_patched(folder: Path) -> None:
-    if read_config(folder) is None:
+    if "zoo" not in host_config.read(folder):
         raise CheckpointError(f"{folder} holds no patched model; load it with SentenceTransformer")
 
 

@@ -119,9 +119,13 @@ def _is_finite(value: Any) -> bool:
     return not isinstance(value, float) or math.isfinite(value)
 
 
-def read(path: Path) -> Table:
-    """The top table of a file. Raises CatalogueError where it cannot be read as TOML."""
+def read(path: Path, text: str | None = None) -> Table:
+    """The top table of a file, or of the text that is to stand in it.
+
+    Raises CatalogueError where it cannot be read as TOML.
+    """
     try:
-        return Table(path, "", tomllib.loads(path.read_text(encoding="utf-8")))
+        found = path.read_text(encoding="utf-8") if text is None else text
+        return Table(path, "", tomllib.loads(found))
     except (OSError, ValueError) as error:
         raise CatalogueError(f"{path}: cannot be read: {error}") from error

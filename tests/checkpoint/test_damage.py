@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_models import bert
+from tiny_models import BERT, bert, build
 from torch import Tensor, nn
+from transformers import BertConfig, BertModel
 
 import zoo_core as zoo
 from zoo_core.checkpoint import load_directory, verify
@@ -95,6 +97,70 @@ def test_an_empty_directory(tmp_path: Path) -> None:
 def test_a_stock_model(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     Checkpoint(tmp_path).refused("not a zoo checkpoint: .*pretrained=")
+
+
+def config_of(directory: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    path = directory / "config.json"
+    data = json.loads(path.read_text())
+    change(data)
+    path.write_text(json.dumps(data))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda config: config.pop("attn_implementation"), "attn_implementation is missing, must"),
+        (lambda config: config.update(attn_implementation="sdpa"), "is 'sdpa', must be 'zoo'"),
+        (lambda config: config.pop("zoo"), "zoo is missing, must be"),
+        (lambda config: config["zoo"][0]["options"].update(rank=5), "zoo is .*'rank': 5"),
+        (lambda config: config.update(num_attention_heads=4), "num_attention_heads is 4, must be"),
+        (lambda config: config.pop("hidden_size"), "hidden_size is missing, must be 32"),
+        (lambda config: config.update(chunk_size_feed_forward=2), "d is 2, must be missing"),
+        (lambda config: config.update(architectures=["BertLMHeadModel"]), "must be .'BertModel'."),
+        (lambda config: config.clear(), "architectures is missing.* and .. more"),
+    ],
+    ids=["mark", "other", "zoo", "options", "heads", "missing", "added", "class", "empty"],
+)
+def test_verify_tells_what_stock_tools_would_not(good: Checkpoint, change: Any, says: str) -> None:
+    """Their config.json is not what zoo.load goes by."""
+    config_of(good.directory, change)
+    (problem,) = verify(good.directory)
+    assert re.search(f"{good.directory}/config.json disagrees with zoo.json: .*{says}", problem)
+    assert "zoo.save(zoo.load(directory), directory)" in problem
+    zoo.save(zoo.load(good.directory), good.directory)
+    assert verify(good.directory) == []
+
+
+def test_verify_reads_config_json(good: Checkpoint) -> None:
+    path = good.directory / "config.json"
+    path.write_text("{")
+    assert "config.json is not valid JSON" in verify(good.directory)[0]
+    path.write_text("[]")
+    assert "must be of type dict" in verify(good.directory)[0]
+    path.unlink()
+    assert "has no config.json" in verify(good.directory)[0]
+
+
+def test_verify_knows_a_patch_that_the_manifest_does_not(tmp_path: Path) -> None:
+    zoo.save(BertModel(BertConfig(**BERT)), tmp_path)
+    assert verify(tmp_path) == []
+    config_of(tmp_path, lambda config: config.update(attn_implementation="zoo"))
+    assert "attn_implementation is 'zoo', must be missing" in verify(tmp_path)[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda config: config.update(architecture="vit_tiny_patch16_224"), "'zoo:vit_"),
+        (lambda config: config["model_args"].pop("depth"), "model_args is"),
+    ],
+    ids=["mark", "arguments"],
+)
+def test_verify_knows_the_layout_of_timm(tmp_path: Path, change: Any, says: str) -> None:
+    zoo.save(build("vit", "linear", num_classes=3), tmp_path)
+    assert verify(tmp_path) == []
+    config_of(tmp_path, change)
+    assert says in verify(tmp_path)[0]
 
 
 def test_a_missing_weight_file(good: Checkpoint) -> None:
@@ -269,6 +335,15 @@ def test_an_architecture_that_is_not_installed(good: Checkpoint) -> None:
 def test_a_manifest_that_builds_nothing(good: Checkpoint, change: Any, says: str) -> None:
     good.manifest(change)
     good.refused(says)
+
+
+@pytest.mark.parametrize(
+    "entry", [{"num_hidden_layers": 10**6}, {"vocab_size": 10**7}], ids=["layers", "words"]
+)
+def test_a_config_of_far_more_than_is_stored(good: Checkpoint, entry: dict[str, int]) -> None:
+    """Refused while the model is built: a million layers would take hours."""
+    good.manifest(lambda data: data["config"].update(entry))
+    good.refused("asks for far more than the .* tensors stored")
 
 
 @pytest.mark.parametrize(

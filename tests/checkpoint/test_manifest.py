@@ -53,27 +53,31 @@ def test_the_documented_example_comes_back_as_written() -> None:
     assert json.loads(manifest.to_json()) == EXAMPLE
 
 
-scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
-finite = scalars.filter(lambda value: value not in (float("inf"), float("-inf")))
+def is_finite(value: Any) -> bool:
+    return value not in (float("inf"), float("-inf"))
+
+
+numbers = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False)
+scalars = numbers | st.text()
 values = st.recursive(
-    finite,
+    scalars.filter(is_finite),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
 )
 names = st.text(string.ascii_lowercase + "_", min_size=1, max_size=8).filter(
     lambda name: name[0] != "_"
 )
-versions = st.text(max_size=8)
-texts = st.dictionaries(st.text(max_size=8), st.text(max_size=8), max_size=3)
+distributions = names.filter(lambda name: name[-1] != "_")
+lines = st.text(st.characters().filter(str.isprintable), max_size=8)
 records = st.builds(
     FileRecord, sha256=st.text(HEX, min_size=64, max_size=64), size=st.integers(0, 2**53 - 1)
 )
 entries = st.fixed_dictionaries(
     {
         "mechanism": names,
-        "options": st.dictionaries(names, finite, max_size=3),
+        "options": st.dictionaries(names, numbers.filter(is_finite) | lines, max_size=3),
         "layers": st.lists(st.integers(0, 99), min_size=1, max_size=4),
-        "distribution": st.just("") | names,
-        "version": versions,
+        "distribution": st.just("") | distributions,
+        "version": lines,
     },
     optional={"kind": st.sampled_from(["self", "cross"])},
 )
@@ -85,9 +89,9 @@ bases = st.builds(
 )
 manifests = st.builds(
     Manifest,
-    architecture=st.builds("{}/{}".format, names, names) | names,
+    architecture=st.builds("{}/{}".format, distributions, names) | names,
     library=st.sampled_from(["transformers", "timm"]),
-    library_version=versions,
+    library_version=lines,
     model_class=names,
     config=st.dictionaries(st.text(max_size=8).map("x{}".format), values, max_size=3),
     attention=st.lists(entries, max_size=3).map(tuple),
@@ -96,9 +100,9 @@ manifests = st.builds(
     tied=st.dictionaries(names.map("alias.{}".format), names.map("kept.{}".format), max_size=3),
     buffers=st.dictionaries(names, st.sampled_from(["F16", "BF16", "F64"]), max_size=2),
     base=st.none() | bases,
-    trained=st.none() | st.text(max_size=8),
+    trained=st.none() | lines,
     calibration=st.none() | st.dictionaries(st.text(max_size=8), values, max_size=3),
-    created_with=texts,
+    created_with=st.dictionaries(lines, lines, max_size=3),
 )
 
 
@@ -150,6 +154,13 @@ def entry(**changes: Any) -> list[dict[str, Any]]:
         ({"base": {"repo": "../x", "commit": "b" * 40, "sha256": "c" * 64}}, "base.repo"),
         ({"base": {"repo": "o/n", "commit": "main", "sha256": "c" * 64}}, "base.commit"),
         ({"created_with": {"torch": 2}}, "created_with"),
+        ({"created_with": {"torch\x1b[2J": "2"}}, "created_with is .*control characters"),
+        ({"created_with": {"torch": "2\n# Run me"}}, "created_with is .*control characters"),
+        ({"library_version": "5\x1b]0;x\x07"}, "library_version is .*control characters"),
+        ({"trained": "all\n"}, "trained is .*control characters"),
+        ({"attention": entry(version="1\r")}, "version is .*control characters"),
+        ({"attention": entry(options={"a": "x\u2028y"})}, "options.a is .*control characters"),
+        ({"attention": entry(options={"a\x9b": 1})}, "options is .*control characters"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -184,6 +195,12 @@ def test_a_missing_key_is_named(key: str) -> None:
 def test_json_that_others_accept_is_refused(text: bytes, says: str) -> None:
     with pytest.raises(CheckpointError, match=says):
         strict_json.parse(text, "zoo.json")
+
+
+def test_a_manifest_of_no_files_is_not_a_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "zoo.json").write_text(json.dumps({**EXAMPLE, "files": {}}))
+    with pytest.raises(CheckpointError, match=r"zoo\.json: files names no weights"):
+        read_manifest(tmp_path)
 
 
 def test_a_huge_manifest_is_not_read(tmp_path: Path) -> None:

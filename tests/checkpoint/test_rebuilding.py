@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
-from tiny_models import assert_same, bert, build
+from tiny_models import BERT, assert_same, bert, build
 from torch import nn
+from transformers import BertConfig, BertModel
 
 import zoo_core as zoo
-from zoo_core.checkpoint import read_manifest
-from zoo_core.checkpoint.rebuilding import WithoutInitialisation, rebuild, safe_config
+from zoo_core.checkpoint import host_config, read_manifest
+from zoo_core.checkpoint.rebuilding import WithoutInitialisation, rebuild
 
 
 @pytest.mark.parametrize(
@@ -49,15 +51,35 @@ def test_buffers_are_computed_as_always() -> None:
         assert torch.equal(buffer, expected[name]), name
 
 
+HARMFUL = (
+    "_attn_implementation _attn_implementation_internal _attn_implementation_autoset "
+    "attn_implementation auto_map _experts_implementation _experts_implementation_internal "
+    "_experts_implementation_of_others experts_implementation trust_remote_code "
+    "quantization_config custom_pipelines use_kernels kernel_config _name_or_path name_or_path"
+).split()
+
+
 def test_entries_that_choose_code_are_dropped() -> None:
     harmless = {"hidden_size": 3, "attention_dropout": 0.1, "use_cache": True}
-    harmful = dict.fromkeys(
-        "_attn_implementation _attn_implementation_internal attn_implementation auto_map zoo "
-        "_experts_implementation experts_implementation trust_remote_code quantization_config "
-        "custom_pipelines use_kernels kernel_config _name_or_path name_or_path".split(),
-        "evil",
-    )
-    assert safe_config({**harmless, **harmful}) == harmless
+    harmful = dict.fromkeys([*HARMFUL, "zoo"], "evil")
+    assert host_config.safe({**harmless, **harmful}) == harmless
+
+
+@pytest.mark.parametrize("way", ["load", "pretrained"])
+def test_checkpoints_and_stock_weights_choose_no_code(way: str, tmp_path: Path) -> None:
+    stock = BertModel(BertConfig(**BERT))
+    if way == "load":
+        zoo.save(stock, tmp_path)
+        path = tmp_path / "zoo.json"
+        data = json.loads(path.read_text())
+        data["config"] |= dict.fromkeys(HARMFUL, "evil")
+    else:
+        stock.save_pretrained(tmp_path)
+        path = tmp_path / "config.json"
+        data = json.loads(path.read_text()) | dict.fromkeys(HARMFUL, "evil")
+    path.write_text(json.dumps(data))
+    load = zoo.load if way == "load" else lambda where: zoo.build("bert", pretrained=str(where))
+    assert "evil" not in str(vars(load(tmp_path).config))
 
 
 @pytest.mark.parametrize("family", ["modernbert", "vit"])

@@ -104,9 +104,13 @@ def test_a_restored_model_is_a_stock_model(tmp_path: Path) -> None:
     assert_same(model.eval(), BertModel.from_pretrained(tmp_path))
 
 
-def test_verify_says_that_there_are_no_hashes(tmp_path: Path) -> None:
-    bert().save_pretrained(tmp_path)
-    assert "has no zoo.json" in verify(tmp_path)[0]
+def test_verify_says_that_there_are_no_hashes_and_how_to_get_some(tmp_path: Path) -> None:
+    bert().save_pretrained(tmp_path / "here")
+    (problem,) = verify(tmp_path / "here")
+    assert "has no zoo.json; save_pretrained or Trainer wrote this patched model" in problem
+    assert f"zoo.save(zoo.load(directory), another) makes it one (`zoo build {tmp_path}" in problem
+    zoo.save(zoo.load(tmp_path / "here"), tmp_path / "there")
+    assert verify(tmp_path / "there") == []
 
 
 @pytest.fixture
@@ -141,10 +145,11 @@ def entry(**changes: Any) -> list[dict[str, Any]]:
         ({"architectures": ["BertModel", "ViTModel"]}, "must name one class"),
         ({"architectures": ["os.system"]}, "the name of a class"),
         ({"architectures": ["GPT2Model"]}, "GPT2Model, which no installed architecture has"),
+        ({"transformers_version": "5\x1b[2J"}, "transformers_version is .*control characters"),
         ({"pretrained": "evil/model"}, "may not contain 'pretrained'"),
         ({"hidden_size": 64}, "does not fill BertModel"),
     ],
-    ids=["zoo", "entry", "no-class", "two", "path", "unknown", "source", "size"],
+    ids=["zoo", "entry", "no-class", "two", "path", "unknown", "version", "source", "size"],
 )
 def test_a_config_that_builds_nothing(directory: Path, entries: Any, says: str) -> None:
     change_config(directory, **entries)

@@ -222,6 +222,59 @@ def test_a_failure_midway_keeps_the_old_checkpoint(tmp_path: Path) -> None:
     assert_same(old, zoo.load(tmp_path))
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.safetensors",
+        "model-00001-of-00002.safetensors",
+        "model.safetensors.index.json",
+        "pytorch_model.bin",
+        "pytorch_model-00001-of-00002.bin",
+    ],
+)
+def test_weights_of_others_are_not_replaced(name: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    (tmp_path / name).write_text("the only copy")
+    with pytest.raises(CheckpointError, match=f"{name}, .* would be lost; choose another dir"):
+        zoo.save(bert(), tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"config.json", name}
+    assert (tmp_path / name).read_text() == "the only copy"
+
+
+def test_what_save_pretrained_wrote_of_a_patched_model_may_be_replaced(tmp_path: Path) -> None:
+    model = bert()
+    model.save_pretrained(tmp_path, max_shard_size="20KB")
+    zoo.save(model, tmp_path)
+    assert verify(tmp_path) == []
+    assert not list(tmp_path.glob("model-*"))
+
+
+@pytest.mark.parametrize("new", [True, False], ids=["first", "again"])
+def test_a_folder_of_a_files_name_is_told_before_anything_changes(
+    new: bool, tmp_path: Path
+) -> None:
+    old = bert()
+    if not new:
+        zoo.save(old, tmp_path)
+        (tmp_path / "config.json").unlink()
+    (tmp_path / "config.json").mkdir()
+    with pytest.raises(CheckpointError, match=r"config\.json is a folder, .* needs a file"):
+        zoo.save(bert("softmax"), tmp_path)
+    assert not list(tmp_path.glob(".zoo-*"))
+    (tmp_path / "config.json").rmdir()
+    if not new:
+        assert_same(old, zoo.load(tmp_path))
+    zoo.save(old, tmp_path)
+    assert verify(tmp_path) == []
+
+
+def test_a_folder_of_a_shards_name_stays(tmp_path: Path) -> None:
+    (tmp_path / "model-00001-of-00002.safetensors").mkdir()
+    (tmp_path / "zoo.json").write_text("{")
+    zoo.save(bert(), tmp_path)
+    assert verify(tmp_path) == []
+
+
 def test_a_file_is_no_directory(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(CheckpointError, match="could not be written"):
@@ -246,3 +299,10 @@ def test_timm_heads_and_data(tmp_path: Path) -> None:
     assert loaded.num_classes == 3
     assert loaded.pretrained_cfg["mean"] == model.pretrained_cfg["mean"]
     assert read_manifest(tmp_path).library == "timm"
+
+
+def test_timm_with_one_number_for_both_sides(tmp_path: Path) -> None:
+    model = build("vit", "linear", use_naflex=True)
+    zoo.save(model, tmp_path)
+    assert verify(tmp_path) == []
+    assert zoo.load(tmp_path).state_dict().keys() == model.state_dict().keys()

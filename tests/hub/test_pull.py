@@ -76,7 +76,12 @@ def test_what_push_to_hub_of_transformers_wrote(hub: Hub, api: HfApi, pull, tmp_
     model.save_pretrained(tmp_path / "saved")
     names = ("config.json", "model.safetensors")
     hub.create(REPO, {name: (tmp_path / "saved" / name).read_bytes() for name in names})
-    models.assert_same(model, pull())
+    pulled = pull()
+    models.assert_same(model, pulled)
+    folder = Path(constants.HF_HUB_CACHE, "models--zoo--tiny", "snapshots")
+    (folder / pulled.zoo_source.commit / "zoo.json").write_text("{}")
+    with pytest.raises(HubError, match=r"has a zoo\.json, the commit has none; delete it"):
+        pull()
 
 
 class TestRevision:

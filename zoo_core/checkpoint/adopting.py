@@ -12,21 +12,27 @@ from typing import Any
 
 from zoo_core import registry
 from zoo_core.architecture import Architecture
-from zoo_core.checkpoint import checks, layout, strict_json
-from zoo_core.checkpoint.manifest import Manifest, check_attention, check_class, check_config
+from zoo_core.checkpoint import checks, host_config, layout, strict_json
+from zoo_core.checkpoint.manifest import (
+    Manifest,
+    check_attention,
+    check_class,
+    check_config,
+    read_manifest,
+)
 from zoo_core.errors import CheckpointError
 
-# Said by the class and by the weights themselves.
-_DERIVED = frozenset({"architectures", "model_type", "dtype", "torch_dtype"})
 
+def read(directory: Path, *, root: Path | None = None) -> Manifest:
+    """The manifest of a directory: its zoo.json, else what config.json tells, which has no files.
 
-def read_config(directory: Path, *, root: Path | None = None) -> Mapping[str, Any] | None:
-    """The config.json of a patched transformers model, None where there is no such file."""
-    path = layout.find(directory, layout.CONFIG, root=root)
-    if path is None:
-        return None
-    config = strict_json.read(path, layout.CONFIG_LIMIT)
-    return config if isinstance(config, dict) and "zoo" in config else None
+    root: see `layout.find`. Raises CheckpointError where there is neither.
+    """
+    if layout.find(directory, layout.MANIFEST, root=root) is None:
+        config = host_config.read(directory, root=root)
+        if "zoo" in config:
+            return manifest_of(config, str(directory / layout.CONFIG))
+    return read_manifest(directory, root=root)
 
 
 def manifest_of(config: Mapping[str, Any], where: str) -> Manifest:
@@ -39,11 +45,12 @@ def manifest_of(config: Mapping[str, Any], where: str) -> Manifest:
         raise CheckpointError(f"{where}: architectures is {classes!r}, must name one class")
     model_class = check_class(classes[0], f"{where}: architectures")
     architecture = _architecture(model_class, where)
-    entries = {k: v for k, v in config.items() if k not in _DERIVED and k != "zoo"}
+    version = config.get("transformers_version", "")
+    entries = {k: v for k, v in config.items() if k not in host_config.DERIVED and k != "zoo"}
     return Manifest(
         architecture=architecture.qualified,
         library=architecture.library,
-        library_version=str(config.get("transformers_version", "")),
+        library_version=checks.line(f"{where}: transformers_version", version),
         model_class=model_class,
         config=check_config(entries, where),
         attention=check_attention(config["zoo"], f"{where}: zoo"),

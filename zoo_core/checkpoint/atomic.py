@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from zoo_core.checkpoint import layout
+from zoo_core.checkpoint import host_config, layout
 from zoo_core.checkpoint.manifest import Manifest, read_manifest
 from zoo_core.errors import CheckpointError
 
@@ -28,6 +29,25 @@ except ImportError:  # Windows: two saves into one directory at the same time ar
     fcntl = None  # type: ignore[assignment]
 
 _STAGING = ".zoo-staging-"
+# Files of tensors and their indices, by the names that stock tools give them.
+_TENSORS = re.compile(r".*\.safetensors(\.index\.json)?|pytorch_model.*\.bin(\.index\.json)?")
+
+
+def check_target(directory: Path) -> None:
+    """Raise CheckpointError where a save would replace weights that are no checkpoint of the zoo.
+
+    What save_pretrained or Trainer wrote of a patched model is one, since zoo.load reads it.
+    """
+    pending = directory / layout.PENDING
+    if any(os.path.lexists(folder / layout.MANIFEST) for folder in (pending, directory)):
+        return
+    names = sorted(path.name for path in directory.iterdir()) if directory.is_dir() else []
+    foreign = [name for name in names if _TENSORS.fullmatch(name)]
+    if foreign and not host_config.tells_of_a_patch(directory):
+        raise CheckpointError(
+            f"{directory} holds {foreign[0]}, which is no zoo checkpoint's and would be lost; "
+            "choose another directory, or move it away first"
+        )
 
 
 @contextlib.contextmanager
@@ -77,12 +97,27 @@ def _superseded(directory: Path, manifest: Manifest) -> list[Path]:
     """The weights of an earlier save, which stock readers might prefer to the new ones."""
     current = {*manifest.files, *([layout.INDEX] if len(manifest.files) > 1 else [])}
     weights = [
-        p for p in directory.iterdir() if layout.is_weights(p.name) or p.name == layout.INDEX
+        path
+        for path in directory.iterdir()
+        if (layout.is_weights(path.name) or path.name == layout.INDEX) and not path.is_dir()
     ]
     return [path for path in weights if path.name not in current]
 
 
+def _check_places(staging: Path, directory: Path) -> None:
+    """Raise CheckpointError where `finish` could not move a file into place, ever."""
+    for path in staging.rglob("*"):
+        target = directory / path.relative_to(staging)
+        if target.exists() and target.is_dir() != path.is_dir():
+            taken, wanted = ("folder", "file") if target.is_dir() else ("file", "folder")
+            raise CheckpointError(
+                f"{target} is a {taken}, and the save needs a {wanted} of that name; nothing was "
+                "changed, move it away or choose another directory"
+            )
+
+
 def _commit(staging: Path, directory: Path) -> None:
+    _check_places(staging, directory)
     for path in staging.rglob("*"):
         _sync(path)
     _sync(staging)

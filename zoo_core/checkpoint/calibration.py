@@ -13,21 +13,18 @@ from typing import Any
 from zoo_core.fidelity.reports import SCORES
 
 _ATTENTION = "attention"
+_LONGEST_NOTE = 400
 
 
-def keep(
-    host: Any,
-    attention: Sequence[Mapping[str, Any]],
-    result: Mapping[str, Any],
-    *,
-    put_back: bool = False,
-) -> None:
-    """Put a result on a host model whose attention block is `attention`.
-
-    put_back: whether the weights are again what they were before.
-    """
+def keep(host: Any, attention: Sequence[Mapping[str, Any]], result: Mapping[str, Any]) -> None:
+    """Put a result on a host model whose attention block is `attention`."""
     host.zoo_calibration = {_ATTENTION: [dict(entry) for entry in attention], **result}
-    keep_trained(host, None if put_back else result.get("train"))
+    keep_trained(host, None if is_undone(result) else result.get("train"))
+
+
+def is_undone(result: Mapping[str, Any]) -> bool:
+    """Whether training made the model worse, so that its weights are as they were before."""
+    return result.get("undone") is True
 
 
 def keep_trained(host: Any, train: Any) -> None:
@@ -56,7 +53,14 @@ def sentence(result: Mapping[str, Any]) -> str:
     for name, unit in (("steps", "steps"), ("seconds", "s")):
         if (number := _number(result.get(name))) is not None:
             facts.append(f"{number:g} {unit}")
-    return f"calibrated {', '.join(filter(None, facts))}".rstrip()
+    done = f"calibrated {', '.join(filter(None, facts))}".rstrip()
+    return f"{done}; that was undone, since it made the model worse" if is_undone(result) else done
+
+
+def notes(result: Mapping[str, Any]) -> list[str]:
+    """What the user should know, in words."""
+    found = result.get("notes")
+    return [_text(one, "", _LONGEST_NOTE) for one in found] if isinstance(found, list) else []
 
 
 def metrics(result: Mapping[str, Any]) -> list[tuple[str, str, float, float | None]]:
@@ -85,7 +89,9 @@ def scores(result: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
 def markdown(result: Mapping[str, Any]) -> str:
     """A section for a card."""
     lines = [f"The attention was {sentence(result)}.", ""]
-    if rows := scores(result):
+    lines += [line for note in notes(result) if note for line in (f"Note, {note}.", "")]
+    rows = [] if is_undone(result) else scores(result)
+    if rows:
         lines += ["| score | before | after | uniform attention |", "|---|---|---|---|"]
         lines += [f"| {' | '.join(row)} |" for row in rows]
     return "\n".join(lines).rstrip()
@@ -100,9 +106,9 @@ def _number(value: Any) -> float | None:
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def _text(value: Any, before: str) -> str:
+def _text(value: Any, before: str, longest: int = 80) -> str:
     """A short text on one line, with nothing that Markdown or HTML would read."""
     if not isinstance(value, str):
         return ""
-    plain = "".join(c for c in value if c.isalnum() or c in " .,-_/")
-    return f"{before}{' '.join(plain.split())[:80]}"
+    plain = "".join(c for c in value if c.isalnum() or c in " .,;=()-_/")
+    return f"{before}{' '.join(plain.split())[:longest]}"

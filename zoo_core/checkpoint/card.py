@@ -19,7 +19,7 @@ def card(manifest: Manifest) -> str:
     tags = "".join(f"- {tag}\n" for tag in ("zoo-core", "attention", *names))
     return (
         f"---\nlibrary_name: zoo-core\ntags:\n{tags}---\n\n"
-        f"# {manifest.model_class} with {' and '.join(names) or 'its stock'} attention\n\n"
+        f"# {manifest.title}\n\n"
         f"{layers or 'The attention is that of the stock model.' + chr(10)}\n"
         f"{_calibration(manifest)}"
         f"```bash\npip install {packages}\n```\n\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from zoo_core.checkpoint import checks, layout, strict_json
+from zoo_core.checkpoint import checks, host_config, layout, strict_json
 from zoo_core.checkpoint.digest import Digest, sha256_of
 from zoo_core.checkpoint.header import read_header
 from zoo_core.checkpoint.manifest import FileRecord, Manifest, read_manifest
@@ -17,7 +17,8 @@ def verify(
 ) -> list[str]:
     """Every way in which the files are not what zoo.json says, in words; empty if all is well.
 
-    Reads all bytes and believes none: sizes, SHA-256, headers, the index of shards, ties.
+    Reads all bytes and believes none: sizes, SHA-256, headers, the index of shards, ties; and
+    config.json, by which stock tools know the model.
     root: see `layout.find`. digest: what hashes the weight files.
     """
     directory = Path(directory)
@@ -26,7 +27,8 @@ def verify(
     except CheckpointError as error:
         return [str(error)]
     homes: dict[str, str] = {}
-    problems = []
+    contradiction = host_config.contradiction(directory, manifest, root=root)
+    problems = [] if contradiction is None else [contradiction]
     for name, record in manifest.files.items():
         try:
             stored = _check_file(layout.require(directory, name, root=root), record, digest)

@@ -32,6 +32,13 @@ def matched(where: str, value: Any, pattern: re.Pattern[str], wanted: str) -> st
     return value
 
 
+def line(where: str, value: Any) -> str:
+    """`value`, a text on one line that no terminal and no card can take for a command."""
+    if not typed(where, value, str).isprintable():
+        raise CheckpointError(f"{where} is {_shown(value)}, which holds control characters")
+    return str(value)
+
+
 def texts(where: str, value: Any) -> Mapping[str, str]:
     """`value`, an object whose values are texts."""
     for key, text in typed(where, value, dict).items():

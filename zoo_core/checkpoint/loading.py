@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -10,13 +9,13 @@ from pathlib import Path
 from torch import nn
 
 from zoo_core.checkpoint import adopting, calibration, layout, tensors
-from zoo_core.checkpoint.manifest import Manifest, read_manifest
+from zoo_core.checkpoint.manifest import Manifest
 from zoo_core.checkpoint.rebuilding import rebuild, require_plugins
 from zoo_core.checkpoint.weights import WeightFile, entries_of, open_all
 from zoo_core.errors import CheckpointError
+from zoo_core.names import REPOSITORY
 from zoo_core.patching import attention_block
 
-_REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@\S+)?")
 _SHOWN = 5
 
 
@@ -30,7 +29,7 @@ def load(ref: str | Path) -> nn.Module:
     naming file and tensor for everything else that is not as the checkpoint says.
     """
     directory = Path(ref)
-    if not directory.exists() and _REPO.fullmatch(str(ref)):
+    if not directory.exists() and REPOSITORY.fullmatch(str(ref).partition("@")[0]):
         from zoo_core.hub.pulling import pull  # the client is only needed here
 
         return pull(str(ref))
@@ -57,17 +56,11 @@ def _open(
     directory: Path, root: Path | None, stack: ExitStack
 ) -> tuple[Manifest, list[WeightFile]]:
     """The manifest and its open weight files, once all plugins that it needs are known."""
-    config = None
-    if layout.find(directory, layout.MANIFEST, root=root) is None:
-        config = adopting.read_config(directory, root=root)
-    if config is None:
-        manifest = read_manifest(directory, root=root)
-        require_plugins(manifest, directory)
-        records = manifest.files.items()
+    manifest = adopting.read(directory, root=root)
+    require_plugins(manifest, directory)
+    if records := manifest.files.items():
         paths = [(layout.require(directory, name, root=root), record) for name, record in records]
         return manifest, open_all(paths, stack)
-    manifest = adopting.manifest_of(config, str(directory / layout.CONFIG))
-    require_plugins(manifest, directory)
     files = open_all([(p, None) for p in adopting.weight_paths(directory, root=root)], stack)
     return adopting.fit(manifest, entries_of(files)), files
 
@@ -81,8 +74,11 @@ def _load(
             f"{directory} holds only what the mechanisms added to {manifest.base.repo} at "
             f"{manifest.base.commit}; zoo.pull fetches that model too"
         )
-    model = rebuild(manifest, directory, base=base if own_only else None)
     stored = entries_of(files)
+    if own_only:
+        model = rebuild(manifest, directory, base=base)
+    else:
+        model = rebuild(manifest, directory, stored=stored)
     if manifest.attention and not any(map(tensors.is_own, stored)):
         stored.pop(tensors.MARKER, None)
     if not manifest.files:

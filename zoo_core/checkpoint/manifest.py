@@ -9,22 +9,18 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from zoo_core.architecture import Library
-from zoo_core.checkpoint import checks, layout, strict_json
+from zoo_core.checkpoint import checks, host_config, layout, strict_json
 from zoo_core.checkpoint.header import ITEM_SIZES
 from zoo_core.errors import CheckpointError
 from zoo_core.mechanism import NAME
+from zoo_core.names import COMMIT, DISTRIBUTION, REPOSITORY, SHA256
 
 SCHEMA = 1
 
 Holds = Literal["model", "attention"]
 
-_DISTRIBUTION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 _CLASS = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _VARIANT = re.compile(r"[A-Za-z0-9_.]{1,128}")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
-_COMMIT = re.compile(r"[0-9a-f]{40}")
-_PART = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9])?"
-_REPO = re.compile(f"{_PART}/{_PART}")
 _MECHANISM_KEYS = ("mechanism", "options", "layers", "distribution", "version")
 # What a host builds is chosen by `config`; where it builds from is never a checkpoint's choice.
 _NOT_CONFIG = frozenset({"pretrained", "skeleton", "task", "max_length"})
@@ -74,6 +70,12 @@ class Manifest:
     trained: str | None = None
     created_with: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def title(self) -> str:
+        """What the model is, in words, as the head of a card."""
+        names = list(dict.fromkeys(entry["mechanism"] for entry in self.attention))
+        return f"{self.model_class} with {' and '.join(names) or 'its stock'} attention"
+
     def as_dict(self) -> dict[str, Any]:
         """The JSON object of zoo.json."""
         files = {name: dict(vars(record)) for name, record in self.files.items()}
@@ -115,7 +117,10 @@ def read_manifest(directory: str | Path, *, root: Path | None = None) -> Manifes
     path = layout.find(directory, layout.MANIFEST, root=root)
     if path is None:
         raise CheckpointError(_not_a_checkpoint(directory))
-    return _manifest(strict_json.read(path, layout.MANIFEST_LIMIT), str(path))
+    manifest = _manifest(strict_json.read(path, layout.MANIFEST_LIMIT), str(path))
+    if not manifest.files:
+        raise CheckpointError(f"{path}: files names no weights; the checkpoint is incomplete")
+    return manifest
 
 
 def mechanism_name(entry: Mapping[str, Any]) -> str:
@@ -148,9 +153,15 @@ def _not_a_checkpoint(directory: Path) -> str:
     if not directory.is_dir():
         return f"{directory} is not a directory"
     hint = "zoo.save(model, directory) writes one"
-    if (directory / layout.CONFIG).exists():
+    if host_config.tells_of_a_patch(directory):
         hint = (
-            "it looks like a stock model: zoo.build(..., pretrained=directory) loads and patches it"
+            "save_pretrained or Trainer wrote this patched model: zoo.save(zoo.load(directory), "
+            f"another) makes it one (`zoo build {directory} -o ANOTHER`)"
+        )
+    elif (directory / layout.CONFIG).exists():
+        hint = (
+            "it looks like a stock model: zoo.build(..., pretrained=directory) loads and patches "
+            f"it (`zoo build {directory} --attention NAME -o ANOTHER`)"
         )
     return f"not a zoo checkpoint: {directory} has no {layout.MANIFEST}; {hint}"
 
@@ -174,7 +185,7 @@ def _manifest(data: Any, where: str) -> Manifest:
     manifest = Manifest(
         architecture=_architecture(f"{where}: architecture", data["architecture"]),
         library=checks.chosen(f"{where}: library", data["library"], get_args(Library)),
-        library_version=checks.typed(f"{where}: library_version", data["library_version"], str),
+        library_version=checks.line(f"{where}: library_version", data["library_version"]),
         model_class=check_class(data["class"], f"{where}: class"),
         config=check_config(data["config"], f"{where}: config"),
         attention=check_attention(data["attention"], f"{where}: attention"),
@@ -184,8 +195,8 @@ def _manifest(data: Any, where: str) -> Manifest:
         buffers=checks.texts(f"{where}: buffers", data.get("buffers", {})),
         base=_base(f"{where}: base", data["base"]),
         calibration=checks.typed(f"{where}: calibration", data["calibration"], dict, type(None)),
-        trained=checks.typed(f"{where}: trained", data.get("trained"), str, type(None)),
-        created_with=checks.texts(f"{where}: created_with", data["created_with"]),
+        trained=_trained(f"{where}: trained", data.get("trained")),
+        created_with=_created_with(f"{where}: created_with", data["created_with"]),
     )
     _check_whole(manifest, where)
     return manifest
@@ -204,7 +215,7 @@ def _check_whole(manifest: Manifest, where: str) -> None:
 def _architecture(where: str, value: Any) -> str:
     distribution, slash, name = checks.typed(where, value, str).rpartition("/")
     if slash:
-        checks.matched(where, distribution, _DISTRIBUTION, "distribution/name")
+        checks.matched(where, distribution, DISTRIBUTION, "distribution/name")
     checks.matched(where, name, NAME, "distribution/name")
     return str(value)
 
@@ -214,16 +225,29 @@ def _mechanism(where: str, entry: Any) -> Mapping[str, Any]:
     checks.matched(f"{where}.mechanism", entry["mechanism"], NAME, "the name of a mechanism")
     if entry["distribution"] != "":
         checks.matched(
-            f"{where}.distribution", entry["distribution"], _DISTRIBUTION, "a distribution"
+            f"{where}.distribution", entry["distribution"], DISTRIBUTION, "a distribution"
         )
-    checks.typed(f"{where}.version", entry["version"], str)
+    checks.line(f"{where}.version", entry["version"])
     checks.chosen(f"{where}.kind", entry.get("kind", "self"), ("self", "cross"))
     for name, value in checks.typed(f"{where}.options", entry["options"], dict).items():
+        checks.line(f"{where}.options", name)
         checks.typed(f"{where}.options.{name}", value, bool, int, float, str, type(None))
+        if isinstance(value, str):
+            checks.line(f"{where}.options.{name}", value)
     layers = checks.typed(f"{where}.layers", entry["layers"], list)
     if not layers or any(type(n) is not int or n < 0 for n in layers):
         raise CheckpointError(f"{where}.layers is {layers!r}, must be numbers of layers from 0")
     return dict(entry)
+
+
+def _trained(where: str, value: Any) -> str | None:
+    return None if value is None else checks.line(where, value)
+
+
+def _created_with(where: str, value: Any) -> Mapping[str, str]:
+    for text in (part for item in checks.texts(where, value).items() for part in item):
+        checks.line(where, text)
+    return dict(value)
 
 
 def _files(where: str, value: Any) -> Mapping[str, FileRecord]:
@@ -242,7 +266,7 @@ def _file(where: str, value: Any) -> FileRecord:
     size = checks.typed(f"{where}: size", value["size"], int)
     if not 0 <= size < 2**53:
         raise CheckpointError(f"{where}: size is {size}, not a size of a file")
-    sha256 = checks.matched(f"{where}: sha256", value["sha256"], _SHA256, "64 hex digits")
+    sha256 = checks.matched(f"{where}: sha256", value["sha256"], SHA256, "64 hex digits")
     return FileRecord(sha256=sha256, size=size)
 
 
@@ -251,9 +275,9 @@ def _base(where: str, value: Any) -> Base | None:
         return None
     checks.keys(where, value, required=("repo", "commit", "sha256"))
     return Base(
-        repo=checks.matched(f"{where}.repo", value["repo"], _REPO, "owner/name"),
+        repo=checks.matched(f"{where}.repo", value["repo"], REPOSITORY, "owner/name"),
         commit=checks.matched(
-            f"{where}.commit", value["commit"], _COMMIT, "a commit of 40 hex digits"
+            f"{where}.commit", value["commit"], COMMIT, "a commit of 40 hex digits"
         ),
-        sha256=checks.matched(f"{where}.sha256", value["sha256"], _SHA256, "64 hex digits"),
+        sha256=checks.matched(f"{where}.sha256", value["sha256"], SHA256, "64 hex digits"),
     )

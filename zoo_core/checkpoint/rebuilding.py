@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+import math
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from importlib import metadata
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.overrides import TorchFunctionMode
 
 from zoo_core import registry
+from zoo_core.checkpoint import host_config
+from zoo_core.checkpoint.header import Entry
 from zoo_core.checkpoint.manifest import Manifest, mechanism_name
 from zoo_core.errors import CheckpointError, UnknownName
 from zoo_core.patching import apply_block
-
-# Config entries that select code, kernels or sources. The patch sets the attention itself.
-_DROPPED = frozenset(
-    "attn_implementation experts_implementation auto_map trust_remote_code quantization_config "
-    "custom_pipelines use_kernels kernel_config name_or_path transformers_version zoo".split()
-)
-_DROPPED_STARTS = ("_attn_implementation", "_experts_implementation", "_name_or_path")
 
 
 def require_plugins(manifest: Manifest, where: object) -> None:
@@ -34,15 +32,27 @@ def require_plugins(manifest: Manifest, where: object) -> None:
         _require(registry.mechanism, mechanism_name(entry), entry["version"], where)
 
 
-def rebuild(manifest: Manifest, where: object, *, base: nn.Module | None = None) -> nn.Module:
+def rebuild(
+    manifest: Manifest,
+    where: object,
+    *,
+    base: nn.Module | None = None,
+    stored: Mapping[str, Entry] | None = None,
+) -> nn.Module:
     """The patched model, on the CPU, in evaluation mode; its parameters may still hold anything.
 
-    base: the stock model to patch, instead of a new one.
+    base: the stock model to patch, instead of a new one. stored: the tensors that are to fill a
+    new one; a config that asks for far more is given up early.
     Leaves torch's random generator as it is, and does not depend on torch's default dtype or
     device. Raises CheckpointError naming `where`.
     """
     try:
-        with torch.random.fork_rng(devices=[]), torch.device("cpu"), _default_dtype(torch.float32):
+        with (
+            torch.random.fork_rng(devices=[]),
+            torch.device("cpu"),
+            _default_dtype(torch.float32),
+            nullcontext() if stored is None else _bounded(stored.values()),
+        ):
             model = _stock(manifest) if base is None else base
             if manifest.attention:
                 apply_block(model, manifest.attention, seed=0)
@@ -57,15 +67,6 @@ def rebuild(manifest: Manifest, where: object, *, base: nn.Module | None = None)
     return model.eval()
 
 
-def safe_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A host config without the entries that choose code, kernels or sources."""
-    return {
-        key: value
-        for key, value in config.items()
-        if key not in _DROPPED and not key.startswith(_DROPPED_STARTS)
-    }
-
-
 def _require(look_up: Callable[[str], object], name: str, version: str, where: object) -> None:
     try:
         look_up(name)
@@ -76,7 +77,7 @@ def _require(look_up: Callable[[str], object], name: str, version: str, where: o
 
 
 def _stock(manifest: Manifest) -> nn.Module:
-    config = safe_config(manifest.config)
+    config = host_config.safe(manifest.config)
     if manifest.library == "transformers":
         config["class"] = manifest.model_class
     adapter = registry.architecture(manifest.architecture).adapter()
@@ -103,6 +104,33 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
         yield
     finally:
         torch.set_default_dtype(before)
+
+
+@contextmanager
+def _bounded(stored: Collection[Entry]) -> Iterator[None]:
+    """Raise CheckpointError once far more parameters are made than these tensors can fill.
+
+    A number of layers in a config may be anything, and a million take for ever to build; that not
+    all of them are stored would be found only afterwards. What is tied, or made and replaced, is
+    stored once.
+    """
+    room = {"tensors": 4 * len(stored) + 1_000}
+    room["numbers"] = 4 * sum(math.prod(entry.shape) for entry in stored) + 10_000_000
+    thread = threading.get_ident()
+
+    def count(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
+        if threading.get_ident() != thread:  # the hook is the whole process's
+            return
+        room["tensors"] -= 1
+        room["numbers"] -= parameter.numel()
+        if min(room.values()) < 0:
+            raise CheckpointError(f"it asks for far more than the {len(stored)} tensors stored")
+
+    hook = register_module_parameter_registration_hook(count)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 class WithoutInitialisation(TorchFunctionMode):

@@ -16,22 +16,22 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from zoo_core import __version__
-from zoo_core.checkpoint import calibration, layout, strict_json, tensors
-from zoo_core.checkpoint.atomic import replacing
+from zoo_core.checkpoint import calibration, host_config, layout, strict_json, tensors
+from zoo_core.checkpoint.atomic import check_target, replacing
 from zoo_core.checkpoint.card import card
 from zoo_core.checkpoint.digest import Digest, sha256_of
 from zoo_core.checkpoint.manifest import SCHEMA, FileRecord, Holds, Manifest, read_manifest
-from zoo_core.checkpoint.rebuilding import rebuild, safe_config
+from zoo_core.checkpoint.rebuilding import rebuild
 from zoo_core.errors import CheckpointError
+from zoo_core.hosts import adapter_of, unwrap
 from zoo_core.inspection import inspect
-from zoo_core.patching import adapter_of, attention_block, unwrap
+from zoo_core.patching import attention_block
 
 _SIZE = re.compile(r"(\d+) ?([KMG]?)B", re.IGNORECASE)
-# How images are prepared and what classes mean; nothing that says where weights come from.
-_TIMM_DATA = (
-    "tag input_size test_input_size fixed_input_size interpolation crop_pct test_crop_pct "
-    "crop_mode mean std label_names label_descriptions first_conv classifier license"
-).split()
+# What stock timm may need besides, to name the model and to replace its ends.
+_TIMM_TOLD = host_config.TIMM_DATA | {
+    *("tag", "fixed_input_size", "first_conv", "classifier", "license")
+}
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
 
 
@@ -56,8 +56,9 @@ def save(
     tokenizer: a tokenizer or image processor, written beside the model.
 
     Raises CheckpointError for a model that zoo.load could not bring back, naming what stands in
-    the way; nothing is written then.
+    the way, and for a directory that holds weights of others; nothing is written then.
     """
+    check_target(Path(directory))
     ready = _ready(model, holds, base, max_shard_size)
     with replacing(Path(directory)) as folder:
         manifest = ready.write(folder, tokenizer, sha256_of)
@@ -177,7 +178,7 @@ def _describe(host: nn.Module, holds: Holds, base: Mapping[str, str] | None) -> 
         "library": architecture.library,
         "library_version": metadata.version(architecture.library),
         "class": type(host).__name__,
-        "config": safe_config(config),
+        "config": host_config.safe(config),
         "attention": attention_block(host),
         "holds": holds,
         "files": {},
@@ -259,24 +260,26 @@ def _host_config(host: Any, manifest: Manifest) -> dict[str, Any]:
     """
     if manifest.library == "timm":
         return _timm_config(host, manifest)
-    config = safe_config(json.loads(host.config.to_json_string()))
+    config = host_config.safe(json.loads(host.config.to_json_string()))
     config["architectures"] = [manifest.model_class]
     config["transformers_version"] = manifest.library_version
     if manifest.attention:
         block = [dict(entry) for entry in manifest.attention]
-        config |= {"attn_implementation": "zoo", "zoo": block}
+        config |= {"attn_implementation": host_config.ATTENTION, "zoo": block}
     return config
 
 
 def _timm_config(host: Any, manifest: Manifest) -> dict[str, Any]:
     """timm's own format. A patch has put a mark before the architecture's name (see the bridge)."""
-    arguments = {key: value for key, value in manifest.config.items() if key != "variant"}
-    data = {key: host.pretrained_cfg[key] for key in _TIMM_DATA if key in host.pretrained_cfg}
-    data |= arguments.pop("pretrained_cfg_overlay", {})
+    arguments = host_config.timm_arguments(manifest)
+    cfg = host.pretrained_cfg
+    data = {key: cfg[key] for key in sorted(_TIMM_TOLD & cfg.keys())}
+    data |= manifest.config.get("pretrained_cfg_overlay", {})
     if size := arguments.get("img_size"):
-        data["input_size"] = [arguments.get("in_chans", 3), *size]
+        sides = [size, size] if isinstance(size, int) else size
+        data["input_size"] = [arguments.get("in_chans", 3), *sides]
     return {
-        "architecture": host.pretrained_cfg["architecture"],
+        "architecture": cfg["architecture"],
         "num_classes": host.num_classes,
         "num_features": host.num_features,
         "model_args": arguments,

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from zoo_core.checkpoint.header import FLOATS, Entry
 from zoo_core.checkpoint.weights import DTYPES, NAMES, unusable
 from zoo_core.errors import CheckpointError
+from zoo_core.hosts import plain_name
 
 # Present where a patched model has no tensor of its own: without it, `load_state_dict` would put
 # the weights into a stock model, which then runs other attention in silence.
@@ -32,9 +33,8 @@ def collect(
     own_only: only what mechanisms added.
     Raises CheckpointError for what a checkpoint cannot hold, naming the tensor.
     """
-    # A part that was compiled by itself carries this prefix in its names.
     live = {
-        name.replace("_orig_mod.", ""): tensor
+        plain_name(name): tensor
         for name, tensor in model.state_dict(keep_vars=True).items()
         if is_own(name) or not own_only
     }
@@ -115,7 +115,7 @@ def buffer_dtypes(model: nn.Module) -> dict[str, str]:
     """The dtypes of the buffers that a checkpoint does not store."""
     stored = model.state_dict(keep_vars=True)
     return {
-        name.replace("_orig_mod.", ""): NAMES[buffer.dtype]
+        plain_name(name): NAMES[buffer.dtype]
         for name, buffer in model.named_buffers()
         if name not in stored and buffer.dtype in NAMES
     }

@@ -20,7 +20,9 @@ def command() -> None:
 
 @command.command("serve")
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
-@click.option("--port", default=0, help="By default one that is free.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=0, help="By default one that is free."
+)
 def serve(directory: Path, port: int) -> None:
     """Serve the repositories kept in DIRECTORY until Ctrl-C, to this machine only."""
     from zoo_core.testing.hub import serve as run

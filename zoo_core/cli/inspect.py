@@ -40,13 +40,9 @@ def command(reference: str, endpoint: str | None, offline: bool, json: bool) -> 
 
 
 def _read(directory: Path) -> Manifest:
-    from zoo_core.checkpoint import adopting, layout, read_manifest
+    from zoo_core.checkpoint import adopting
 
-    if layout.find(directory, layout.MANIFEST) is None and (
-        config := adopting.read_config(directory)
-    ):
-        return adopting.manifest_of(config, str(directory / layout.CONFIG))
-    return read_manifest(directory)
+    return adopting.read(directory)
 
 
 def _fetched(reference: str, endpoint: str | None, offline: bool) -> Manifest:

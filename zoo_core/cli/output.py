@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 
 import click
 
+from zoo_core import words
+
 _PIPED_WIDTH = 160
 _WIDE = 110
 _READABLE = 30
@@ -41,8 +43,18 @@ class Cell(NamedTuple):
 
 def say(*texts: str | Cell, stderr: bool = False) -> None:
     """Print a line; colours only on a terminal, and not where NO_COLOR is set."""
-    cells = [Cell(text) if isinstance(text, str) else text for text in texts]
-    line = "".join(cell.painted(cell.text) for cell in cells)
+    cells = map(_harmless, texts)
+    _print("".join(cell.painted(cell.text) for cell in cells), stderr=stderr)
+
+
+def _harmless(text: str | Cell) -> Cell:
+    """A text of which a terminal obeys no part: it may come out of a stranger's file."""
+    cell = Cell(text) if isinstance(text, str) else text
+    plain = "".join(c if c.isprintable() or c in "\n\t" else " " for c in cell.text)
+    return cell._replace(text=plain)
+
+
+def _print(line: str, *, stderr: bool = False) -> None:
     click.echo(line, err=stderr, color=False if os.environ.get("NO_COLOR") else None)
 
 
@@ -87,7 +99,7 @@ def table(
 
     cut: shorten the last column to the room that the others leave, one line for each row.
     """
-    body = [[Cell(one) if isinstance(one, str) else one for one in row] for row in rows]
+    body = [[_harmless(one) for one in row] for row in rows]
     head = [Cell(header, bold=True) for header in headers]
     widths = _widths([head, *body] if headers else body, cut=cut)
     if cut:
@@ -132,7 +144,7 @@ def _print_row(row: Sequence[Cell], widths: Sequence[int]) -> None:
             cell.painted(line) + " " * (wide - len(line))
             for cell, line, wide in zip(row, lines, widths, strict=True)
         ]
-        say(_GAP.join(padded).rstrip())
+        _print(_GAP.join(padded).rstrip())
 
 
 def _wrap(text: str, wide: int) -> list[str]:
@@ -152,11 +164,4 @@ def is_fancy() -> bool:
 
 def growth(text: str) -> str:
     """`n**2*d` as people write it: n²·d."""
-    if not is_fancy():
-        return text
-    return text.replace("**2", "²").replace("**3", "³").replace("**", "^").replace("*", "·")
-
-
-def plural(count: int, noun: str) -> str:
-    """`1 mechanism`, `2 mechanisms`."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    return words.growth(text) if is_fancy() else text

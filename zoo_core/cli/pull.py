@@ -7,6 +7,7 @@ import click
 from zoo_core.cli import output
 from zoo_core.cli.hub_options import cache_options, token
 from zoo_core.cli.output import Cell
+from zoo_core.words import plural
 
 
 @click.command("pull")
@@ -38,5 +39,5 @@ def command(
         return
     source = report.source or {}
     output.say(Cell(f"{source['repo']}@{source['commit']}", bold=True))
-    output.say(f"{report.model}, {report.architecture}, {output.plural(len(report.sites), 'site')}")
+    output.say(f"{report.model}, {report.architecture}, {plural(len(report.sites), 'site')}")
     output.table([], [[name, Cell(sha256, dim=True)] for name, sha256 in source["files"].items()])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -60,6 +61,15 @@ def is_here(reference: str) -> bool:
     return Path(reference).is_dir()
 
 
+def is_patched(name: str) -> bool:
+    """Whether `name` is a directory of a patched model and means no architecture or preset."""
+    from zoo_core.checkpoint import adopting
+
+    if not is_here(name) or _means_an_architecture(name) or not find_place(name).is_checkpoint:
+        return False
+    return bool(adopting.read(Path(name)).attention)
+
+
 def opened(reference: str, tokenizer: str | None) -> tuple[nn.Module, Any]:
     """The model of a checkpoint, and what prepares its inputs: from `tokenizer`, or its own.
 
@@ -115,16 +125,32 @@ def host(name: str) -> tuple[str, str | None]:
     Raises UnknownName for neither, ZooError where no installed architecture takes the weights.
     """
     try:
-        if registry.preset(name) is None:
-            registry.architecture(name.partition(":")[0])
+        _check_architecture(name)
     except UnknownName as error:
         if not _may_be_a_place(name):
+            if os.sep in name:
+                kind = "is a file, not a" if Path(name).exists() else "is no"
+                raise UnknownName(f"{name} {kind} directory; {error}") from error
             raise
         try:
             return _family_of(name), name
         except HubError as unanswered:
             raise UnknownName(f"{error} {unanswered}") from unanswered
     return name, None
+
+
+def _check_architecture(name: str) -> None:
+    """Raise UnknownName for what is neither an architecture nor a preset."""
+    if registry.preset(name) is None:
+        registry.architecture(name.partition(":")[0])
+
+
+def _means_an_architecture(name: str) -> bool:
+    try:
+        _check_architecture(name)
+    except UnknownName:
+        return False
+    return True
 
 
 def _may_be_a_place(name: str) -> bool:

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from zoo_core.cli import output
+from zoo_core.cli import output, targets
 from zoo_core.cli.hub_options import hub_options, token
 from zoo_core.cli.output import Cell
+from zoo_core.words import plural
 
 if TYPE_CHECKING:
     from zoo_core.catalogue import Preset
@@ -50,7 +51,7 @@ def check(online: bool, endpoint: str | None, json: bool) -> None:
     elif problems:
         output.table([], [[Cell("no", "red"), problem] for problem in problems])
     else:
-        found = ", ".join(output.plural(count, kind[:-1]) for kind, count in counts.items())
+        found = ", ".join(plural(count, kind[:-1]) for kind, count in counts.items())
         output.say(Cell("yes", "green"), f"  {found}")
     if problems:
         raise SystemExit(1)
@@ -62,6 +63,7 @@ def check(online: bool, endpoint: str | None, json: bool) -> None:
     "--to",
     "path",
     type=click.Path(path_type=Path, dir_okay=False),
+    callback=targets.file,
     required=True,
     help="The registry.toml; made where there is none.",
 )
@@ -71,24 +73,45 @@ def add(reference: str, path: Path, name: str, endpoint: str | None) -> None:
     """Pin a checkpoint of the Hub in a registry.toml: its commit and the hashes of its files."""
     from zoo_core.hub.verifying import pin
 
+    name = _free_name(reference, path, name)
     with output.working(f"looking at {reference}"):
         pinned = pin(reference, name=name, token=token(), endpoint=endpoint)
     _append(path, pinned.row)
     output.say(Cell(pinned, bold=True), f"  is in {path}:\n\n{pinned.row.rstrip()}")
 
 
+def _free_name(reference: str, path: Path, name: str) -> str:
+    """The name of the new row. Raises ZooError for one that the file cannot take."""
+    from zoo_core import catalogue
+    from zoo_core.errors import CatalogueError
+    from zoo_core.hub.reference import look_up, short_name
+    from zoo_core.toml import RECORD
+
+    chosen = name or short_name(look_up(reference).repo)
+    if not RECORD.pattern.fullmatch(chosen):
+        raise CatalogueError(
+            f"{chosen!r} cannot be the name of a checkpoint; give --name {RECORD.words} "
+            "(letters a-z, digits, '_', a letter first)"
+        )
+    rows = catalogue.parse(path).checkpoints if path.exists() else {}
+    if chosen in rows:
+        raise CatalogueError(
+            f"{path} has a checkpoint {chosen!r} already, {rows[chosen].repo}@"
+            f"{rows[chosen].revision}; give another --name, or delete that table first"
+        )
+    return chosen
+
+
 def _append(path: Path, row: str) -> None:
     """Add a table to a file, unless the file would then break the schema."""
     from zoo_core import catalogue
 
-    before = path.read_text(encoding="utf-8") if path.exists() else "schema = 1\n"
-    beside = path.with_name(f"{path.name}.new")
-    beside.write_text(f"{before.rstrip()}\n\n{row}", encoding="utf-8")
-    try:
-        catalogue.parse(beside)
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
+    before = path.read_text(encoding="utf-8") if path.exists() else ""
+    gap = "\n" if before.endswith("\n") else "\n\n"
+    added = f"{gap if before else 'schema = 1' + gap}{row}"
+    catalogue.parse(path, before + added)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(added)
 
 
 def _obstacles(preset: Preset) -> list[str]:

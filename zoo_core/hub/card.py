@@ -39,7 +39,7 @@ def metadata(
     if base_model is not None:
         found |= {"base_model": base_model, "base_model_relation": "finetune"}
     if results := _results(manifest):
-        found["model-index"] = [{"name": _title(manifest), "results": [results]}]
+        found["model-index"] = [{"name": manifest.title, "results": [results]}]
     return found
 
 
@@ -72,11 +72,6 @@ def pipeline_tag(manifest: Manifest) -> str:
     return "image-feature-extraction" if "image_size" in manifest.config else "feature-extraction"
 
 
-def _title(manifest: Manifest) -> str:
-    names = list(dict.fromkeys(entry["mechanism"] for entry in manifest.attention))
-    return f"{manifest.model_class} with {' and '.join(names) or 'its stock'} attention"
-
-
 def card(
     manifest: Manifest,
     repo: str,
@@ -91,7 +86,7 @@ def card(
     """
     parts = [
         f"---\n{CardData(**about).to_yaml()}\n---",
-        f"# {_title(manifest)}",
+        f"# {manifest.title}",
         _layers(manifest),
         *([] if manifest.calibration is None else [calibration.markdown(manifest.calibration)]),
         _installing(manifest),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -12,6 +11,7 @@ from typing import Any
 from zoo_core.checkpoint import layout
 from zoo_core.checkpoint.digest import Digest, sha256_of
 from zoo_core.errors import HubError
+from zoo_core.names import COMMIT, SHA256
 
 # More entries at the top of a repository than any checkpoint needs.
 ENTRY_LIMIT = 5_000
@@ -31,8 +31,6 @@ _LIMITS = {
     **dict.fromkeys((layout.CARD, *COMPANIONS), COMPANION_LIMIT),
 }
 _PICKLES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".h5", ".msgpack", ".npz"})
-_OID = re.compile(r"[0-9a-f]{40}")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,8 +103,8 @@ def _file(where: str, entry: Mapping[str, Any]) -> RemoteFile:
         raise HubError(f"{where} lists {name} with size {str(size)[:40]!r}")
     if size > _LIMITS.get(str(name), SIZE_LIMIT):
         raise HubError(f"{where} lists {name} with {size} bytes; so many are refused")
-    if not isinstance(oid, str) or not _OID.fullmatch(oid):
+    if not isinstance(oid, str) or not COMMIT.fullmatch(oid):
         raise HubError(f"{where} lists {name} with {str(oid)[:80]!r}, which is no git hash")
-    if sha256 is not None and not (isinstance(sha256, str) and _SHA256.fullmatch(sha256)):
+    if sha256 is not None and not (isinstance(sha256, str) and SHA256.fullmatch(sha256)):
         raise HubError(f"{where} lists {name} with {str(sha256)[:80]!r}, which is no sha256")
     return RemoteFile(name=str(name), size=size, oid=oid, sha256=sha256)

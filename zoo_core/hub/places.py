@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zoo_core.checkpoint import checks, layout, strict_json
+from zoo_core.checkpoint import host_config, layout
 from zoo_core.errors import HubError
 from zoo_core.hub.reference import parse
 
@@ -33,10 +33,7 @@ class Place:
 
     def config(self) -> Mapping[str, Any]:
         """What config.json says; nothing where there is none."""
-        path = layout.find(self.directory, layout.CONFIG, root=self.root)
-        found = {} if path is None else strict_json.read(path, layout.CONFIG_LIMIT)
-        config: Mapping[str, Any] = checks.typed(str(path), found, dict)
-        return config
+        return host_config.read(self.directory, root=self.root)
 
 
 def find_place(reference: str | Path, files: frozenset[str] = frozenset()) -> Place:

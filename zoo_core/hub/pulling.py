@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from zoo_core import registry
-from zoo_core.checkpoint import layout
+from zoo_core.checkpoint import host_config, layout
 from zoo_core.checkpoint.loading import load_directory
 from zoo_core.checkpoint.manifest import Manifest
-from zoo_core.checkpoint.rebuilding import require_plugins, safe_config
+from zoo_core.checkpoint.rebuilding import require_plugins
 from zoo_core.errors import CheckpointError, HubError
 from zoo_core.hub.client import Client
 from zoo_core.hub.reference import look_up
@@ -82,7 +82,7 @@ def fetch_base(client: Client, manifest: Manifest) -> nn.Module:
         raise HubError(f"{where} has other weights than {layout.MANIFEST} records; refused")
     config = client.fetch(base.repo, base.commit, listing.require(layout.CONFIG))
     client.fetch(base.repo, base.commit, weights)
-    arguments: dict[str, Any] = safe_config(manifest.config)
+    arguments: dict[str, Any] = host_config.safe(manifest.config)
     if manifest.library == "transformers":
         arguments["class"] = manifest.model_class
     adapter = registry.architecture(manifest.architecture).adapter()

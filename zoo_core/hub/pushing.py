@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypedDict, Unpack, overload
+from typing import Any, Literal, overload
 
 import torch
 from huggingface_hub import CommitOperationDelete
@@ -22,6 +22,7 @@ from zoo_core.checkpoint.loading import load_directory
 from zoo_core.checkpoint.manifest import Holds, read_manifest
 from zoo_core.checkpoint.tensors import is_own
 from zoo_core.errors import CheckpointError, HubError, PatchError
+from zoo_core.hosts import unwrap
 from zoo_core.hub.card import card, completed, metadata, speed_section
 from zoo_core.hub.client import Client
 from zoo_core.hub.listing import Listing
@@ -38,7 +39,6 @@ from zoo_core.hub.reference import (
 )
 from zoo_core.hub.sending import Operations, Sent
 from zoo_core.hub.staging import Staged, stage_directory, stage_model, with_companions
-from zoo_core.patching import unwrap
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,41 +52,15 @@ class PushPlan:
     card: str
 
 
-class Wishes(TypedDict, total=False):
-    """The keyword arguments of `push` other than dry_run, which decides what it returns."""
-
-    private: bool
-    revision: str | None
-    tokenizer: Any
-    message: str | None
-    holds: Holds
-    base: str | None
-    max_shard_size: int | str
-    license: str | None
-    speed: str | Path | None
-    token: str | None
-    endpoint: str | None
-
-
 @overload
 def push(
-    model: Any, repo_id: str, *, dry_run: Literal[False] = False, **wishes: Unpack[Wishes]
+    model: Any, repo_id: str, *, dry_run: Literal[False] = False, **wishes: Any
 ) -> PinnedRef: ...
-
-
 @overload
-def push(
-    model: Any, repo_id: str, *, dry_run: Literal[True], **wishes: Unpack[Wishes]
-) -> PushPlan: ...
-
-
+def push(model: Any, repo_id: str, *, dry_run: Literal[True], **wishes: Any) -> PushPlan: ...
 @overload
-def push(
-    model: Any, repo_id: str, *, dry_run: bool, **wishes: Unpack[Wishes]
-) -> PinnedRef | PushPlan: ...
-
-
-def push(
+def push(model: Any, repo_id: str, *, dry_run: bool, **wishes: Any) -> PinnedRef | PushPlan: ...
+def push(  # type: ignore[misc]  # the overloads name only what decides the result
     model: Any,
     repo_id: str,
     *,
@@ -168,7 +142,7 @@ def push(
         readme = folder / layout.CARD
         readme.write_bytes(text.encode())
         sent = Sent({**staged.files, layout.CARD: readme}, operations)
-        commit = _publish(client, target, head, before, sent, message or _message(staged))
+        commit = _publish(client, target, head, before, sent, message or staged.manifest.title)
         sha256 = operations.sha256(sent.files[layout.MANIFEST])
     row = catalogue_row(repo_id, commit, staged.manifest, manifest_sha256=sha256)
     return PinnedRef(repo_id, commit, row=row, changed=commit != head)
@@ -316,8 +290,3 @@ def _base_model(staged: Staged, model: Any) -> str | None:
         return parse(loaded.source).repo if loaded is not None else None
     except (HubError, PatchError):
         return None
-
-
-def _message(staged: Staged) -> str:
-    names = dict.fromkeys(entry["mechanism"] for entry in staged.manifest.attention)
-    return f"{staged.manifest.model_class} with {' and '.join(names) or 'its stock'} attention"

@@ -11,13 +11,11 @@ from urllib.parse import urlsplit
 from zoo_core.checkpoint import layout
 from zoo_core.checkpoint.manifest import Manifest, mechanism_name
 from zoo_core.errors import HubError, UnknownName, did_you_mean
+from zoo_core.names import COMMIT, REPOSITORY
 
 MAIN = "main"
 
-_PART = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9])?"
-_REPO = re.compile(f"{_PART}/{_PART}")
 _REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -109,7 +107,7 @@ def look_up(ref: str, revision: str | None = None) -> Reference:
 
 def check_repo(repo: str) -> str:
     """Check the form owner/name. Raises HubError."""
-    if not isinstance(repo, str) or not _REPO.fullmatch(repo) or ".." in repo or "--" in repo:
+    if not isinstance(repo, str) or not REPOSITORY.fullmatch(repo) or ".." in repo or "--" in repo:
         raise HubError(
             f"{_shown(repo)} is not a repository's name; write owner/name with letters, digits and "
             "single '-', '_', '.' inside"
@@ -132,7 +130,7 @@ def check_revision(revision: str) -> str:
 
 def is_commit(text: object) -> bool:
     """Whether this is a full commit id."""
-    return isinstance(text, str) and _COMMIT.fullmatch(text) is not None
+    return isinstance(text, str) and COMMIT.fullmatch(text) is not None
 
 
 def check_endpoint(endpoint: str) -> str:
@@ -153,6 +151,12 @@ def check_endpoint(endpoint: str) -> str:
     return endpoint.rstrip("/")
 
 
+def short_name(repo: str) -> str:
+    """What a catalogue calls the checkpoint of a repository, where nobody names it."""
+    name = re.sub(r"[^a-z0-9]+", "_", repo.partition("/")[2].lower()).strip("_")
+    return name if name[:1].isalpha() else f"checkpoint_{name}"
+
+
 def catalogue_row(
     repo: str, commit: str, manifest: Manifest, *, manifest_sha256: str, name: str = ""
 ) -> str:
@@ -160,13 +164,10 @@ def catalogue_row(
 
     name: by default made from the repository's.
     """
-    name = name or re.sub(r"[^a-z0-9]+", "_", repo.partition("/")[2].lower()).strip("_")
     mechanisms = list(dict.fromkeys(map(mechanism_name, manifest.attention)))
-    attention = " and ".join(each.rpartition("/")[2] for each in mechanisms)
-    summary = f"{manifest.model_class} with {attention or 'its stock'} attention."
     lines = [
-        f"[checkpoints.{name if name[:1].isalpha() else f'checkpoint_{name}'}]",
-        f"summary = {_quoted(summary)}",
+        f"[checkpoints.{name or short_name(repo)}]",
+        f"summary = {_quoted(f'{manifest.title}.')}",
         f"repo = {_quoted(repo)}",
         f"revision = {_quoted(commit)}",
         f"architecture = {_quoted(manifest.architecture)}",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from zoo_core.checkpoint import adopting, checks, layout, strict_json
+from zoo_core.checkpoint import adopting, host_config, layout
 from zoo_core.checkpoint.digest import sha256_of
-from zoo_core.checkpoint.manifest import Manifest, read_manifest
+from zoo_core.checkpoint.manifest import Manifest
 from zoo_core.errors import HubError
 from zoo_core.hub.client import Client
 from zoo_core.hub.listing import COMPANIONS, Listing, RemoteFile
@@ -105,16 +105,16 @@ def _manifest(client: Client, listing: Listing, config: Path) -> Manifest:
     # Whatever other tools put beside the files, readers would look there first.
     if (directory / layout.PENDING).exists():
         raise HubError(f"{directory} has a folder {layout.PENDING}; delete it")
-    checks.typed(str(config), strict_json.read(config, layout.CONFIG_LIMIT), dict)
-    if layout.MANIFEST in listing:
-        return read_manifest(directory, root=client.cache)
-    adopted = adopting.read_config(directory, root=client.cache)
-    if adopted is None:
-        raise HubError(
-            f"{listing.where} has no {layout.MANIFEST}: it looks like a stock model, which "
-            'zoo.build(..., pretrained="owner/name@revision") loads and patches'
-        )
-    return adopting.manifest_of(adopted, str(config))
+    told = host_config.read(directory, root=client.cache)
+    if layout.MANIFEST not in listing:
+        if (directory / layout.MANIFEST).exists():
+            raise HubError(f"{directory} has a {layout.MANIFEST}, the commit has none; delete it")
+        if "zoo" not in told:
+            raise HubError(
+                f"{listing.where} has no {layout.MANIFEST}: it looks like a stock model, which "
+                'zoo.build(..., pretrained="owner/name@revision") loads and patches'
+            )
+    return adopting.read(directory, root=client.cache)
 
 
 def _check_agreement(snapshot: Snapshot, reference: Reference) -> None:

@@ -13,7 +13,6 @@ from contextlib import ExitStack, suppress
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import uvicorn
@@ -80,12 +79,7 @@ class Hub:
             time.sleep(0.002)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._server.should_exit = True
         self._thread.join()
         self.close()

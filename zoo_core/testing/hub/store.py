@@ -23,7 +23,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Self
 
 from zoo_core.errors import ZooError
@@ -61,12 +60,7 @@ class Upload:
         path.parent.mkdir(parents=True, exist_ok=True)
         os.replace(self.path, path)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._file.close()
         self.path.unlink(missing_ok=True)
 
