@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -70,6 +71,35 @@ def state(model: nn.Module) -> dict[str, Tensor]:
 
 def changed(model: nn.Module, before: dict[str, Tensor]) -> set[str]:
     return {name for name, t in model.state_dict().items() if not torch.equal(t, before[name])}
+
+
+@dataclass(eq=False)
+class Seen:
+    """The samples that a model was run on: those to learn from, and those it was measured on.
+
+    Of each forward the samples as tuples of numbers, without padding. What copies of the model
+    learn from counts too (FSDP's); what they are only asked (the teacher) does not.
+    """
+
+    learnt: list[list[tuple[float, ...]]] = field(default_factory=list)
+    measured: list[list[tuple[float, ...]]] = field(default_factory=list)
+
+    @classmethod
+    def by(cls, model: Any) -> Seen:
+        """Watch a model from now on."""
+        seen = cls()
+        stem = model.embeddings if hasattr(model, "embeddings") else model.patch_embed
+
+        def watch(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            batch = next(one for one in (*args, *kwargs.values()) if isinstance(one, Tensor))
+            rows = [tuple(row[row != 0].tolist()) for row in batch]
+            if torch.is_grad_enabled():
+                seen.learnt.append(rows)
+            elif module is stem:
+                seen.measured.append(rows)
+
+        stem.register_forward_pre_hook(watch, with_kwargs=True)
+        return seen
 
 
 def calibrate_in_sight(directory: str, told: Any, settings: dict[str, Any]) -> None:

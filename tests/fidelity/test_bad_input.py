@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import fidelity_lab as lab
+import numpy
+import pandas
 import pytest
 import torch
 from click.testing import CliRunner
 from PIL import Image
 from torch.utils.data import DataLoader
+from transformers import ViTImageProcessor
 
 import zoo_core as zoo
-from zoo_core.cli import evaluate
-from zoo_core.errors import OptionError
+from zoo_core.cli import calibrate, evaluate
+from zoo_core.errors import CheckpointError, OptionError
 from zoo_core.fidelity import masking, preparing, probe, retaining
 from zoo_core.fidelity.samples import Samples, encode
 from zoo_core.fidelity.selection import select
@@ -93,16 +98,94 @@ class TestLabels:
         assert "(no probe: a probe needs at least two classes" in report.data
 
 
+class TestLabelsBeside:
+    """Labels that lie beside the data are those of the same place, whatever an index says."""
+
+    frame = pandas.DataFrame({"text": TEXTS, "other": TEXTS[::-1], "label": range(20)})
+    shuffled = frame.sample(frac=1, random_state=0)
+
+    @pytest.mark.parametrize(
+        ("frame", "choose", "column"),
+        [
+            (shuffled, "text", None),
+            (frame[5:], "text", None),
+            (shuffled, ["text"], None),
+            (shuffled, ["other", "text"], "text"),
+        ],
+        ids=["shuffled series", "filtered series", "frame", "column"],
+    )
+    def test_of_pandas(self, frame, choose, column) -> None:
+        found = read(frame[choose], column=column, limit=99, labels=frame["label"]).items
+        expected = list(zip(frame["text"], frame["label"], strict=True))
+        assert [tuple(item) for item in found] == expected
+
+    def test_a_draw_keeps_pairs_together(self) -> None:
+        for data in (TEXTS, pandas.Series(TEXTS, index=range(20, 0, -1))):
+            drawn = read(data, limit=7, seed=1, labels=range(20)).items
+            assert len(drawn) == 7
+            assert all(TEXTS[item.label] == item.value for item in drawn)
+
+    @pytest.mark.parametrize(
+        ("data", "labels", "message"),
+        [
+            ({"text": TEXTS}, [0], "dict is no data"),
+            (iter(TEXTS), range(20), "an iterable may give pairs"),
+            (TEXTS, range(19), "19 labels for 20 samples"),
+            (TEXTS, pandas.Series([0, None] * 10), "10 of the 20 labels are None"),
+        ],
+        ids=["mapping", "stream", "count", "missing"],
+    )
+    def test_what_is_refused(self, data, labels, message: str) -> None:
+        with pytest.raises(zoo.ZooError, match=message):
+            read(data, limit=99, labels=labels)
+
+    def test_a_probe_that_was_asked_for_is_not_left_out(self) -> None:
+        with pytest.raises(zoo.ZooError, match="one plain value for each sample"):
+            zoo.retention(lab.bert(), None, lab.tokens(8), labels=[[0, 1]] * 8)
+
+
+class TestBlankItems:
+    """Blank items leave as many others in the draw as were asked for."""
+
+    blanks = tuple(one for text in TEXTS for one in (text, "", None))
+
+    def test_the_draw_is_of_what_is_not_blank(self) -> None:
+        drawn = [item.value for item in read(self.blanks, limit=15, seed=3).items]
+        assert len(drawn) == 15
+        assert drawn == sorted(drawn, key=TEXTS.index)
+        assert drawn == [item.value for item in read(self.blanks, limit=15, seed=3).items]
+        assert drawn != [item.value for item in read(self.blanks, limit=15, seed=4).items]
+        assert len(read(self.blanks, limit=60).items) == 20
+
+    def test_labels_stay_with_their_items(self) -> None:
+        drawn = read(self.blanks, limit=15, labels=range(60)).items
+        assert all(self.blanks[item.label] == item.value for item in drawn)
+
+    def test_without_blank_items_the_draw_is_that_of_random(self) -> None:
+        expected = sorted(random.Random(5).sample(range(20), 7))
+        assert [item.value for item in read(TEXTS, limit=7, seed=5).items] == [
+            TEXTS[place] for place in expected
+        ]
+
+    def test_enough_is_left_to_train_on(self) -> None:
+        how = {**SHORT, "held_out": 4}  # it asks for 16
+        report = zoo.calibrate(lab.bert(), self.blanks, tokenizer=lab.Letters(), **how)
+        assert "12 samples" in report.data
+
+
 class TestTextFiles:
     def test_labels_of_lines_may_count_the_blank_ones_or_not(self, tmp_path) -> None:
         path = tmp_path / "texts.txt"
         path.write_text("\n".join([*TEXTS[:3], "", *TEXTS[3:8]]))
         of_lines, of_texts = [0, 1, 0, 7, 1, 0, 1, 0, 1], [0, 1, 0, 1, 0, 1, 0, 1]
         for labels in (of_lines, of_texts):
-            found = read(retaining._labelled(path, labels, None), limit=99).items
-            assert [tuple(item) for item in found] == list(zip(TEXTS[:8], of_texts, strict=True))
+            found = read(path, limit=99, labels=labels)
+            assert [tuple(item) for item in found.items] == list(
+                zip(TEXTS[:8], of_texts, strict=True)
+            )
+            assert found.description == "texts.txt"
         with pytest.raises(zoo.ZooError, match="5 labels for 9 samples, 1 of them blank"):
-            retaining._labelled(path, [0] * 5, None)
+            read(path, limit=99, labels=[0] * 5)
 
     def test_only_ends_of_lines_end_them(self, tmp_path) -> None:
         path = tmp_path / "texts.txt"
@@ -118,13 +201,18 @@ class TestTextFiles:
         given = {}
         monkeypatch.setattr(evaluate, "opened", lambda *_: (None, None))
         monkeypatch.setattr(evaluate, "teacher_of", lambda *_: None)
-        monkeypatch.setattr(retaining, "retention", lambda *_, **how: given.update(how) or "done")
+        report = SimpleNamespace(text=lambda width: "done")
+        monkeypatch.setattr(retaining, "retention", lambda *_, **how: given.update(how) or report)
         path = tmp_path / "labels.txt"
         path.write_bytes("\ufeffgood\u2028\nbad\n".encode())
         arguments = [str(tmp_path), "texts.txt", "--labels", str(path)]
         result = CliRunner().invoke(evaluate.command, arguments)
         assert result.exit_code == 0, result.output
         assert given["labels"] == ["good\u2028", "bad"]
+
+
+def hf_vit(**how: Any) -> Any:
+    return zoo.build("hf_vit", "linformer", seed=0, **{**lab.tiny("hf_vit"), **how})
 
 
 def damaged(path: Path) -> Path:
@@ -157,6 +245,58 @@ class TestImages:
         for host in (lab.vit(), zoo.build("hf_vit", **lab.tiny("hf_vit"))):
             with pytest.raises(zoo.ZooError, match=message):
                 encoded([*lab.images(3), image], host)
+
+    @pytest.mark.parametrize("family", ["vit", "hf_vit"])
+    @pytest.mark.parametrize("verb", ["calibrate", "retention"])
+    def test_tensors_of_a_size_that_a_model_does_not_take(self, family: str, verb: str) -> None:
+        host = lab.vit(family="vit") if family == "vit" else hf_vit()
+        data = list(torch.randn(32, 3, 48, 48))
+        before = lab.state(host)
+        message = r"the model cannot .*\(1, 3, 48, 48\); it takes images of \(3, 32, 32\)"
+        run = {
+            "calibrate": lambda: zoo.calibrate(host, data, **SHORT),
+            "retention": lambda: zoo.retention(host, None, data),
+        }[verb]
+        with pytest.raises(zoo.ZooError, match=message):
+            run()
+        assert not lab.changed(host, before)
+
+    def test_models_of_one_channel_see_grey(self, tmp_path) -> None:
+        places = [tmp_path / f"{n}.png" for n in range(4)]
+        for place in places:
+            Image.new("RGB", (40, 40), (255, 0, 0)).save(place)
+        processor = ViTImageProcessor(
+            size={"height": 32, "width": 32}, image_mean=[0.5], image_std=[0.5]
+        )
+        for host, how in (
+            (lab.vit(in_chans=1), {}),
+            (hf_vit(num_channels=1), {"tokenizer": processor}),
+        ):
+            pixels = encoded(tmp_path, host, **how).batch([0, 1])["pixel_values"]
+            assert pixels.shape == (2, 1, 32, 32)
+            zoo.retention(host, None, tmp_path, resamples=5, **how)
+        with pytest.raises(zoo.ZooError, match="1 or 3 channels, the model takes 5"):
+            encoded(tmp_path, lab.vit(in_chans=5)).batch([0])
+
+    @pytest.mark.parametrize(
+        ("kind", "white"),
+        [("uint16", 65535), ("int32", 65535), ("int32", 255), ("float32", 1), ("float32", 255)],
+    )
+    def test_grey_of_more_bits_is_scaled(self, kind: str, white: int) -> None:
+        ramp = numpy.linspace(0, white, 32 * 32).reshape(32, 32)
+        plain = Image.fromarray((ramp * (255 / white)).round().astype("uint8"))
+        deep = Image.fromarray(ramp.astype(kind))
+        assert deep.mode in ("I;16", "I", "F")
+        prepare = preparing.transform(lab.vit(), None)
+        torch.testing.assert_close(prepare(deep), prepare(plain), atol=0.04, rtol=0)
+        assert prepare(deep).std() > 0.5
+
+    def test_grey_of_which_white_is_not_known_is_refused(self) -> None:
+        prepare = preparing.transform(lab.vit(), None)
+        for values in ([0.0, 300.0], [-1.0, 1.0], [0.0, float("nan")]):
+            picture = Image.fromarray(numpy.array([values], dtype="float32"))
+            with pytest.raises(zoo.ZooError, match=r"mode F, go from .* is not known"):
+                prepare(picture)
 
     def test_pictures_that_stay_of_different_sizes(self) -> None:
         samples = Samples(
@@ -221,6 +361,30 @@ class TestTokens:
         with pytest.raises(zoo.ZooError, match="tokenizer=3 is neither"):
             encoded(TEXTS, tokenizer=3)
 
+    def test_what_is_no_tokenizer_is_named(self) -> None:
+        with pytest.raises(zoo.ZooError, match="has no pad_token_id, so that it is no tokenizer"):
+            encoded(TEXTS, tokenizer=lambda texts, **how: {"input_ids": [[1]] * len(texts)})
+        with pytest.raises(zoo.ZooError, match="Letters is a tokenizer; images need"):
+            encoded([Image.new("L", (9, 9))] * 4, lab.vit(), tokenizer=lab.Letters())
+
+    def test_a_tokenizer_that_gives_no_mask_gets_one(self) -> None:
+        class Maskless(lab.Letters):
+            def __call__(self, *args: Any, **how: Any) -> dict[str, Any]:
+                return {"input_ids": super().__call__(*args, **how)["input_ids"]}
+
+        batch = encoded(["abc", *TEXTS], tokenizer=Maskless()).batch([0, 1])
+        assert batch["attention_mask"].sum(-1).tolist() == [5, len(TEXTS[0]) + 2]
+
+    def test_a_length_leaves_room_for_more_than_special_tokens(self) -> None:
+        class Special(lab.Letters):
+            def num_special_tokens_to_add(self) -> int:
+                return 2
+
+        assert encoded(TEXTS, tokenizer=Special(), max_length=3).length(0) == 3
+        for length in (1, 2):
+            with pytest.raises(zoo.ZooError, match=f"max_length={length} leaves no room.*pass 3"):
+                encoded(TEXTS, tokenizer=Special(), max_length=length)
+
     def test_a_place_without_a_tokenizer(self, tmp_path) -> None:
         with pytest.raises(zoo.ZooError, match="has no tokenizer"):
             encoded(TEXTS, tokenizer=str(tmp_path))
@@ -254,6 +418,40 @@ class TestMatches:
         with pytest.raises(OptionError, match=r"are \[3\] in the model and \[2\] in the teacher"):
             zoo.calibrate(host, lab.tokens(), teacher=teacher, **SHORT)
         assert not lab.changed(host, before)
+
+
+def test_half_weights_are_refused_before_training() -> None:
+    message = r"is float16.*model\.float\(\), and pass bf16=True"
+    with pytest.raises(zoo.ZooError, match=message):
+        zoo.calibrate(lab.bert().half(), lab.tokens(), **SHORT)
+    with pytest.raises(zoo.ZooError, match=message):
+        zoo.distil(lab.vit().half(), lab.vit(), lab.images(), **SHORT)
+
+
+def test_a_file_in_the_place_of_a_checkpoint_is_told_before_training(tmp_path) -> None:
+    file, told = tmp_path / "file", []
+    file.touch()
+    for place in (file, file / "inside"):
+        with pytest.raises(CheckpointError, match="file is a file, no directory"):
+            zoo.calibrate(lab.bert(), lab.tokens(), checkpoint=place, on_step=told.append, **SHORT)
+    assert not told
+
+
+@pytest.mark.parametrize(
+    "how", ["--steps=0", "--learning-rate=nan", "--mask-share=2"], ids=lambda one: one[2:]
+)
+def test_the_command_calls_a_number_out_of_bounds_misuse(how: str, tmp_path) -> None:
+    arguments = [str(tmp_path), "texts.txt", "-o", str(tmp_path / "target"), how]
+    result = CliRunner().invoke(calibrate.command, arguments)
+    assert result.exit_code == 2
+    assert f"option {how[2:].partition('=')[0].replace('-', '_')}=" in result.output
+
+
+def test_a_seed_that_torch_cannot_take_is_named() -> None:
+    with pytest.raises(OptionError, match=f"option seed={2**70} is above"):
+        zoo.calibrate(lab.bert(), lab.tokens(), seed=2**70, **SHORT)
+    with pytest.raises(OptionError, match=f"option seed={2**70} is above"):
+        zoo.retention(lab.bert(), None, lab.tokens(8), seed=2**70)
 
 
 def test_weights_made_in_inference_mode_are_told_before_anything_else() -> None:

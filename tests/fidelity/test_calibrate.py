@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import random
 import re
 import shutil
 import time
+from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,8 @@ import PIL.Image
 import pytest
 import torch
 from killing import Change, killed_at
+from torch.nn.utils import get_total_norm
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import zoo_core as zoo
 from zoo_core.errors import CheckpointError, OptionError, PatchError
@@ -38,6 +43,7 @@ SAVING = [
     Change(os, "replace"),
     Change(os, "unlink"),
 ]
+TEXTS = [f"text number {n} says {n * n}, and nothing else" for n in range(40)]
 RATES = {"learning_rate": 5e-3, "host_learning_rate": 5e-4, "layer_share": 0.7}
 
 
@@ -55,6 +61,24 @@ def kill_at(step: int):
             raise Killed
 
     return watch
+
+
+@pytest.fixture
+def each_step() -> Iterator[Callable[[Callable[[Any], Any]], list[Any]]]:
+    """Makes a list that grows by what is asked of an optimiser's groups before each step."""
+    handles = []
+
+    def record(ask: Callable[[Any], Any]) -> list[Any]:
+        told: list[Any] = []
+        hook = register_optimizer_step_pre_hook(
+            lambda optimiser, args, kwargs: told.append(ask(optimiser.param_groups))
+        )
+        handles.append(hook)
+        return told
+
+    yield record
+    for handle in handles:
+        handle.remove()
 
 
 @pytest.fixture(scope="module")
@@ -99,14 +123,29 @@ class TestHealing:
         assert [layer.path for layer in report.after.layers] == ["blocks.0.attn", "blocks.1.attn"]
         assert "logits_divergence" in report.after.scores
 
-    def test_masked_language_modelling(self) -> None:
+    def test_masked_language_modelling_guesses_what_was_hidden(self) -> None:
         model = lab.bert(task="masked-lm")
-        texts = [f"text number {n} says {n * n}" for n in range(40)]
-        report = calibrate(
-            model, texts, tokenizer=lab.Letters(), match="masked-lm", layer_share=0.0
-        )
-        assert {stage for _, stage, _, _ in report.history} == {"end to end"}
-        assert all(loss > 0 for _, _, loss, _ in report.history)
+        with torch.no_grad():  # it gives all tokens the same chance, as the stock model does
+            model.cls.predictions.decoder.weight.zero_()
+        how = {"match": "masked-lm", "mask_share": 0.5, "hidden_weight": 0.0, "layer_share": 0.0}
+        report = calibrate(model, TEXTS, tokenizer=lab.Letters(), steps=1, **how)
+        (_, stage, loss, _) = report.history[0]
+        assert stage == "end to end"
+        assert loss == pytest.approx(math.log(lab.tiny("bert")["vocab_size"]), rel=1e-4)
+
+    @pytest.mark.parametrize("share", [0.15, 0.6])
+    def test_four_fifths_of_the_mask_share_become_the_mask_token(self, share: float) -> None:
+        model, hidden = lab.bert(task="masked-lm"), []
+
+        def watch(module, args, kwargs) -> None:
+            hidden.append((kwargs["input_ids"] == lab.Letters.mask_token_id).float().mean().item())
+
+        model.bert.embeddings.register_forward_pre_hook(watch, with_kwargs=True)
+        how = {"match": "masked-lm", "mask_share": share, "layer_share": 0.0, "batch_size": 16}
+        calibrate(model, TEXTS, tokenizer=lab.Letters(), steps=1, **how)
+        found = [one for one in hidden if one > 0]  # nothing is hidden where it is measured
+        assert found
+        assert found == pytest.approx([0.8 * share] * len(found), abs=0.05)
 
     def test_tensors_that_only_noise_can_train_are_told_of(self) -> None:
         model = lab.bert()
@@ -147,12 +186,6 @@ class TestHealing:
         assert (report.steps, report.steps_planned) == (15 + 10, 40)
         assert "stopped early" in report.notes[0]
 
-    def test_bf16(self) -> None:
-        model = lab.bert()
-        report = calibrate(model, bf16=True)
-        assert all(p.dtype == torch.float32 for p in model.parameters())
-        assert report.history[-1][2] > 0
-
     def test_lora_trains_adapters_and_leaves_the_base(self) -> None:
         config = peft.LoraConfig(target_modules=["query", "value"], modules_to_save=["zoo"])
         model = peft.get_peft_model(lab.bert(), config)
@@ -167,6 +200,66 @@ class TestHealing:
         model = peft.get_peft_model(lab.bert(), peft.LoraConfig(target_modules=["query"]))
         with pytest.raises(zoo.ZooError, match=r'modules_to_save=\["zoo"\]'):
             calibrate(model, train="mechanism")
+
+
+class TestSettings:
+    """What the settings of a run do to its steps."""
+
+    def test_rates_rise_fall_and_are_lower_end_to_end(self, each_step) -> None:
+        rates = each_step(lambda groups: [group["lr"] for group in groups])
+        how = {"learning_rate": 1e-3, "host_learning_rate": 2e-3, "end_rate": 0.3}
+        calibrate(lab.bert(), steps=20, layer_share=0.5, warmup=0.2, final_rate=0.1, **how)
+        falling = [0.1 + 0.9 * (1 + math.cos(math.pi * step / 8)) / 2 for step in range(8)]
+        shares = [peak * share for peak in (1.0, 0.3) for share in (0.5, 1.0, *falling)]
+        assert rates == [pytest.approx([1e-3 * share, 2e-3 * share]) for share in shares]
+
+    def test_clip_is_the_largest_norm_of_a_gradient(self, each_step) -> None:
+        norms = each_step(lambda groups: get_total_norm([p.grad for p in _trained(groups)]).item())
+        for clip in (1e6, 1e-4):
+            calibrate(lab.bert(), steps=2, clip=clip)
+        assert min(norms[:2]) > 1e-3
+        assert norms[2:] == pytest.approx([1e-4] * 2, rel=1e-3)
+
+    def test_weight_decay_shrinks_what_is_trained(self) -> None:
+        model, after = lab.bert(), []
+        weight = model.encoder.layer[0].attention.self.query.weight
+        before = weight.detach().clone()
+        how = {"host_learning_rate": 1e-3, "weight_decay": 500.0, "warmup": 0.0, "layer_share": 1.0}
+        calibrate(model, steps=1, on_step=lambda now: after.append(weight.detach().clone()), **how)
+        # Half of it goes; the step of AdamW itself is no larger than the rate.
+        torch.testing.assert_close(after[0], before / 2, rtol=0, atol=1.1e-3)
+
+    @pytest.mark.parametrize("stage", ["by layer", "end to end"])
+    def test_bf16_computes_in_bfloat16_and_leaves_the_weights(self, stage: str) -> None:
+        model, seen, steps = lab.bert(), [], []
+        layer = model.encoder.layer[1].attention.self.query
+        layer.register_forward_hook(lambda module, args, output: seen.append(output.dtype))
+        how = {"steps": 3, "layer_share": float(stage == "by layer"), "bf16": True}
+        calibrate(model, on_step=lambda now: steps.append(len(seen)), **how)
+        assert {*seen[steps[0] : steps[1]]} == {torch.bfloat16}  # a step without measurements
+        assert seen[0] == torch.float32
+        assert all(p.dtype == torch.float32 for p in model.parameters())
+
+    def test_weights_of_what_is_matched_end_to_end(self) -> None:
+        def loss(output: float, hidden: float) -> float:
+            how = {"output_weight": output, "hidden_weight": hidden, "layer_share": 0.0}
+            return calibrate(lab.bert(), steps=1, **how).history[0][2]
+
+        output, hidden = loss(1.0, 0.0), loss(0.0, 1.0)
+        assert min(output, hidden) > 0
+        assert loss(2.0, 3.0) == pytest.approx(2 * output + 3 * hidden, rel=1e-4)
+
+    def test_what_is_held_out_is_measured_on_and_never_learnt(self) -> None:
+        model = lab.bert()
+        seen = lab.Seen.by(model)
+        report = calibrate(model, held_out=6, layer_share=0.0, steps=16)  # sees all at least once
+        learnt, measured = ({*chain(*rows)} for rows in (seen.learnt, seen.measured))
+        assert report.after.samples == len(measured) == 6
+        assert len(learnt) == 34
+        assert not learnt & measured
+
+    def test_at_most_a_quarter_is_held_out(self) -> None:
+        assert calibrate(lab.bert(), held_out=32, steps=2).after.samples == 10
 
 
 def test_rates_left_open_follow_the_error_of_layers() -> None:
@@ -519,6 +612,11 @@ def _scaled(model: torch.nn.Module) -> torch.nn.Module:
             if ".zoo." not in name:
                 parameter.mul_(1.5)
     return model
+
+
+def _trained(groups: Any) -> list[torch.nn.Parameter]:
+    """The parameters of an optimiser's groups that have a gradient."""
+    return [p for group in groups for p in group["params"] if p.grad is not None]
 
 
 def _write(folder: Path, pictures: list[torch.Tensor]) -> None:

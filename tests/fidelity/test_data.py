@@ -300,9 +300,16 @@ class TestSamples:
 
 class TestOrder:
     def test_every_epoch_sees_every_sample_once(self) -> None:
-        order = Order([3, 1, 2] * 16, per_step=6, seed=0)  # an epoch is 8 steps, a window 16
+        order = Order([3, 1, 2] * 16, per_step=6, seed=0)  # an epoch is 8 steps
         seen = [sample for step in range(16) for sample in order.step(step)]
         assert sorted(seen) == sorted([*range(48), *range(48)])
+
+    def test_steps_of_a_small_set_are_not_copies_of_one_sample(self) -> None:
+        order = Order([5] * 30, per_step=12, seed=0)
+        for number in range(40):
+            step = order.step(number)
+            # Twice only where one epoch ends and the next begins.
+            assert max(step.count(sample) for sample in step) <= 2
 
     def test_steps_have_similar_lengths_and_depend_on_the_seed_only(self) -> None:
         lengths = torch.randint(1, 100, (512,), generator=torch.Generator().manual_seed(0)).tolist()

@@ -172,6 +172,9 @@ def test_answers_that_are_no_numbers_are_told_of_first(whose: str) -> None:
         ({"data": pictures(4)}, zoo.ZooError, "too few"),
         ({"teacher": Oracle(5)}, zoo.ZooError, "5 classes, the student 4"),
         ({"teacher": None}, zoo.ZooError, "teacher=None is no model"),
+        ({"teacher": lab.vit(num_classes=0)}, zoo.ZooError, "gives no logits"),
+        ({"teacher": torch.nn.Sequential(lab.vit())}, zoo.ZooError, "the model that is inside it"),
+        ({"teacher": lab.vit(in_chans=1)}, zoo.ZooError, r"takes images of \(1, 32, 32\)"),
         ({"teacher": lab.vit(img_size=64)}, zoo.ZooError, r"teacher cannot .* \(\d+, 3, 32, 32\)"),
         (
             {"data": [(image, n - 1) for image, n in pictures()]},
@@ -181,7 +184,10 @@ def test_answers_that_are_no_numbers_are_told_of_first(whose: str) -> None:
         ({"kind": "sfot"}, OptionError, "must be one of"),
         ({"temprature": 2.0}, OptionError, "did you mean 'temperature'"),
     ],
-    ids=["labels", "few", "classes", "nobody", "size", "range", "kind", "typo"],
+    ids=[
+        *("labels", "few", "classes", "nobody", "no classes", "wrapped", "channels", "size"),
+        *("range", "kind", "typo"),
+    ],
 )
 def test_bad_input_changes_nothing(change, kind: type[Exception], message: str) -> None:
     model = student()

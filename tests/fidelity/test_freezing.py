@@ -24,6 +24,13 @@ def text_model() -> nn.Module:
     return lab.bert(num_hidden_layers=LAYERS, task="sequence-classification")
 
 
+def still(attention: str, seed: int = 0) -> nn.Module:
+    """Four layers without dropout."""
+    size = {**lab.tiny("bert"), "num_hidden_layers": LAYERS, "initializer_range": 0.2}
+    size |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    return zoo.build("bert", attention, seed=seed, **size)
+
+
 def image_model() -> nn.Module:
     return lab.vit(depth=LAYERS, drop_path_rate=0.2, proj_drop_rate=0.1)
 
@@ -207,6 +214,73 @@ def test_a_prefix_that_grows_voids_the_cache() -> None:
     assert len(cache) == 0
 
 
+CHANGES = {
+    "redraw": zoo.redraw,
+    "load": lambda model: load_doubled(model, assign=False),
+    "assign": lambda model: load_doubled(model, assign=True),
+    "rounded": lambda model: model.bfloat16().float(),
+    "patch": lambda model: zoo.patch(model, "uniform"),
+    "options": lambda model: zoo.patch(model, "local", options={"window": 2}),
+    "autocast": lambda model: None,
+}
+
+
+def load_doubled(model: nn.Module, *, assign: bool) -> None:
+    layer = model.encoder.layer[0].output.dense
+    layer.load_state_dict({k: 2 * t for k, t in layer.state_dict().items()}, assign=assign)
+    layer.requires_grad_(False)
+
+
+def states(model: nn.Module) -> torch.Tensor:
+    ids = torch.randint(5, 99, (4, 20), generator=torch.Generator().manual_seed(3))
+    return model(ids).last_hidden_state
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_was_cached_of_another_prefix_is_void(change: str) -> None:
+    model = still("local" if change == "options" else "performer").train()
+    with Freezing(model, FreezeByHand((2,)), cache=ActivationCache()) as freezing:
+        freezing.end_epoch()
+        with torch.autocast("cpu", torch.bfloat16, enabled=change == "autocast"):
+            before = states(model)
+        CHANGES[change](model)
+        seen = states(model)
+    expected = states(model)
+    assert (before - expected).abs().max() > 1e-3
+    torch.testing.assert_close(seen, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_two_models_do_not_take_each_others_activations() -> None:
+    cache, models = ActivationCache(), [still("performer", seed).train() for seed in (0, 1)]
+    expected = [states(model) for model in models]
+    for model in models:
+        Freezing(model, FreezeByHand((2,)), cache=cache).end_epoch()
+    seen = [states(model) for model in models]
+    torch.testing.assert_close(seen, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_what_was_thawed_by_hand_learns() -> None:
+    model = text_model().train()
+    with Freezing(model, FreezeByHand((2,)), cache=ActivationCache()) as freezing:
+        freezing.end_epoch()
+        loss_of(model, text_batches(0)[0])
+        bias = freezing.parts.layers[0].output.dense.bias.requires_grad_(True)
+        loss_of(model, text_batches(0)[0]).backward()
+    assert bias.grad.abs().sum() > 0
+
+
+def test_a_mechanism_that_comes_later_must_be_cacheable_too() -> None:
+    model = text_model().train()
+    with Freezing(model, FreezeByHand((1, 2)), cache=ActivationCache()) as freezing:
+        freezing.end_epoch()
+        loss_of(model, text_batches(0)[0])
+        zoo.patch(model, "luna")
+        freezing.end_epoch()
+        for _ in range(2):
+            with pytest.raises(DoesNotFit, match="carries state"):
+                loss_of(model, text_batches(0)[0])
+
+
 def test_evaluation_and_inner_states_are_computed_in_full() -> None:
     model, cache = text_model(), ActivationCache()
     freezing = Freezing(model, FreezeByHand((2,)), cache=cache)
@@ -294,8 +368,9 @@ def test_the_trainer_freezes_and_thaws(tmp_path: Path) -> None:
         (lambda: FreezeByHand((2, 1)), OptionError, "never fall"),
         (lambda: FreezeConverged(alpha=0.0), OptionError, "above 0"),
         (lambda: Freezing(text_model(), FreezeByHand((5,))).end_epoch(), OptionError, "has 4"),
+        (lambda: ActivationCache(folder="missing"), zoo.ZooError, "'missing' is no directory"),
     ],
-    ids=["albert", "carry", "decoder", "compiled", "plan", "alpha", "too many"],
+    ids=["albert", "carry", "decoder", "compiled", "plan", "alpha", "too many", "folder"],
 )
 def test_refusals(make, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):

@@ -54,7 +54,19 @@ def test_it_comes_back_to_the_bit(saved) -> None:
         ]
         assert again.max_seq_length == model.max_seq_length
         assert torch.equal(embeddings(again), embeddings(model))
-    assert "calibrat" in (folder / "README.md").read_text()
+
+
+def test_the_card_names_the_load_of_its_kind(saved, tmp_path) -> None:
+    model, folder = saved
+    card = (folder / "README.md").read_text()
+    assert "calibrat" in card
+    assert 'model = zoo.sentence_transformers.load("path/to/this/directory")' in card
+    here = tmp_path / "here"
+    zoo.sentence_transformers.save(model, here)
+    for text in (card, "my own words"):  # what nobody changed is made anew, or else left alone
+        (here / "README.md").write_text(text)
+        zoo.sentence_transformers.save(model, here)
+        assert (here / "README.md").read_text() == text
 
 
 def test_what_its_own_save_writes_comes_back_too(saved, tmp_path) -> None:

@@ -2,7 +2,8 @@
 
 A sample is known by a digest of what the model is given of it, so that nothing needs numbering, an
 image that was augmented anew is another sample, and a text is the same one however far it is
-padded to the right. Activations come back with the bits they were stored with.
+padded to the right. Activations come back with the bits they were stored with, and only as long as
+what computed them is as it was.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ class ActivationCache:
     oldest would throw out each one just before it is needed.
 
     folder: where to keep files, in a directory of its own that goes away with the cache; None:
-        keep the tensors in memory, on the CPU.
+        keep the tensors in memory, on the CPU. Raises ZooError where there is none.
     one_by_one: compute the activations of each sample by itself and without padding on its right,
         so that their bits depend on nothing else; False computes what is missing of a batch at
         once, which is faster on an accelerator and equal up to rounding.
@@ -45,10 +46,13 @@ class ActivationCache:
     ) -> None:
         if limit < 0:
             raise ZooError(f"a cache of {limit} bytes cannot be; its limit must be at least 0")
+        if folder is not None and not Path(folder).is_dir():
+            raise ZooError(f"folder={str(folder)!r} is no directory for activations; make it first")
         self.limit, self.folder, self.one_by_one = limit, folder, one_by_one
         self.hits = self.misses = self.bytes = 0
         self._kept: dict[str, Tensor | Path] = {}
         self._directory: tempfile.TemporaryDirectory[str] | None = None
+        self._origin: Origin | None = None
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -69,9 +73,14 @@ class ActivationCache:
         self._kept[key] = kept if self.folder is None else self._write(key, kept)
         self.bytes += size
 
-    def clear(self) -> None:
-        """Forget everything, files included."""
+    def is_of(self, origin: Origin) -> bool:
+        """Whether what is kept was computed by this origin, as it is now."""
+        return self._origin is not None and self._origin.marks == origin.marks
+
+    def clear(self, origin: Origin | None = None) -> None:
+        """Forget everything, files included. origin: what computes all that is put there later."""
         self._kept.clear()
+        self._origin = None if origin is None else origin.held()
         self.bytes = 0
         if self._directory is not None:
             self._directory.cleanup()
@@ -85,16 +94,63 @@ class ActivationCache:
         return path
 
 
+@dataclass(frozen=True, eq=False)
+class Origin:
+    """What computes activations: modules, their tensors, and how autocast is set.
+
+    marks: tell it from any other without reading a weight: the identity and class of each module,
+    the address of each tensor and how often it was written. A write through `tensor.data` or
+    `tensor.numpy()` is counted by nobody and stays unseen.
+    """
+
+    modules: Sequence[nn.Module]
+    tensors: Sequence[Tensor]
+    marks: Sequence[Any]
+
+    @classmethod
+    def of(cls, base: nn.Module, parts: Iterable[nn.Module], device: torch.device) -> Origin:
+        """As it is now: the parts with all that is in them, and the tensors of the base itself."""
+        modules = list(parts)
+        for module in modules:  # which grows; torch's own walk takes thrice as long
+            modules.extend(one for one in module._modules.values() if one is not None)
+        tensors = [tensor for module in (base, *modules) for tensor in _own_tensors(module)]
+        marks = [
+            torch.is_autocast_enabled(device.type),
+            torch.get_autocast_dtype(device.type),
+            *map(id, modules),
+            *map(type, modules),
+            *((tensor.data_ptr(), tensor._version) for tensor in tensors),
+        ]
+        return cls(modules, tensors, marks)
+
+    @property
+    def learns(self) -> bool:
+        """Whether any of its tensors is trained."""
+        return any(tensor.requires_grad for tensor in self.tensors)
+
+    def held(self) -> Origin:
+        """The same; while it is kept, no other module and no other memory takes its addresses."""
+        return Origin(self.modules, [tensor.detach() for tensor in self.tensors], self.marks)
+
+
+def _own_tensors(module: nn.Module) -> list[Tensor]:
+    tensors = (*module._parameters.values(), *module._buffers.values())
+    return [tensor for tensor in tensors if tensor is not None]
+
+
 class Replay:
     """Lets a model in training skip its frozen layers, with what a cache has of its samples.
 
     base: the module that holds the layers and is called with the inputs. Where a sample is new,
     base runs on it up to the last frozen layer; its own forward then passes those layers by.
-    Evaluation, and calls that ask for hidden states or attention maps, run as ever.
+    Evaluation, and calls that ask for hidden states or attention maps, run as ever; so does a model
+    whose frozen part has something to learn again, thawed by hand or patched in.
+    check: called before anything is cached of a part that is new or was changed.
     """
 
-    def __init__(self, base: nn.Module, cache: ActivationCache) -> None:
-        self.base, self.cache = base, cache
+    def __init__(self, base: nn.Module, cache: ActivationCache, check: Callable[[], None]) -> None:
+        self.base, self.cache, self.check = base, cache, check
+        self.stem: Sequence[nn.Module] = ()
         self.layers: Sequence[nn.Module] = ()
         self._classes: list[type[nn.Module]] = []
         self._filling = False
@@ -103,9 +159,12 @@ class Replay:
             base.register_forward_hook(self._after, always_call=True),
         )
 
-    def skip(self, layers: Sequence[nn.Module]) -> None:
-        """Skip these layers, the first of the model, from now on; what was cached is void."""
-        self.layers = layers
+    def skip(self, layers: Sequence[nn.Module], stem: Sequence[nn.Module] = ()) -> None:
+        """Skip these layers, the first of the model, from now on; what was cached is void.
+
+        stem: what runs before them, and is frozen with them.
+        """
+        self.stem, self.layers = stem, layers
         self.cache.clear()
 
     def remove(self) -> None:
@@ -120,6 +179,12 @@ class Replay:
         call = Call.of(base, args, kwargs)
         if call.asks_for_inner_states(getattr(base, "config", None)):
             return
+        origin = Origin.of(base, (*self.stem, *self.layers), call.device)
+        if origin.learns:
+            return
+        if not self.cache.is_of(origin):
+            self.check()
+            self.cache.clear(origin)
         states = self._states(call)
         for layer in self.layers:
             self._classes.append(type(layer))
@@ -228,6 +293,11 @@ class Call:
         lengths = (mask.bool() * ranks).amax(-1).clamp_min(1).tolist()
         return cls(arguments, len(tensors[0]), tokens, lengths)
 
+    @property
+    def device(self) -> torch.device:
+        """Where the inputs are."""
+        return next(v.device for v in self.arguments.values() if isinstance(v, Tensor))
+
     def asks_for_inner_states(self, config: Any) -> bool:
         """Whether the caller wants what skipped layers would have computed."""
         asked = ("output_attentions", "output_hidden_states")
@@ -259,8 +329,7 @@ class Call:
 
     def together(self, states: Sequence[Tensor | None]) -> Tensor:
         """One batch of the states of every sample, on the device of the inputs."""
-        device = next(v.device for v in self.arguments.values() if isinstance(v, Tensor))
-        rows = [one.to(device) for one in states if one is not None]
+        rows = [one.to(self.device) for one in states if one is not None]
         tokens = len(rows[0]) if self.tokens is None else self.tokens
         return torch.stack([F.pad(row, (0, 0, 0, tokens - len(row))) for row in rows])
 

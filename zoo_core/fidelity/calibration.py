@@ -6,24 +6,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from zoo_core.checkpoint.calibration import keep
 from zoo_core.errors import PatchError
 from zoo_core.fidelity import preparing, sharding
-from zoo_core.fidelity.healing import Healing, check_trainable
+from zoo_core.fidelity.healing import Healing, check_precision, check_trainable
 from zoo_core.fidelity.processes import Processes
 from zoo_core.fidelity.reports import Report
 from zoo_core.fidelity.retaining import teacher_host
-from zoo_core.fidelity.samples import Samples, encode
+from zoo_core.fidelity.samples import to_train_on
 from zoo_core.fidelity.selection import kept, select
 from zoo_core.fidelity.settings import Settings
-from zoo_core.fidelity.sources import read
 from zoo_core.fidelity.training import Progress
 from zoo_core.fidelity.watching import bar
-from zoo_core.patching import attention_block, unwrap
-
-MINIMUM = 16
+from zoo_core.hosts import unwrap
+from zoo_core.patching import attention_block
 
 
 def calibrate(
@@ -56,8 +52,9 @@ def calibrate(
     tokenizer: or where it is; by default that of the directory or repository the model was loaded
         from; for images an image processor, by default timm's transform of the model. A
         SentenceTransformer brings its own, and its max_seq_length and pooling.
-    max_length: longest text in tokens. packed: join texts into rows of just that length, instead
-        of padding each batch to its longest text. batch_size: samples of one forward.
+    max_length: longest text in tokens; by default as many as model and teacher see.
+    packed: join texts into rows of just that length, instead of padding each batch to its longest
+        text. batch_size: samples of one forward.
     steps: optimiser steps over both stages.
     train: "mechanism" (its own tensors only), "attention" (the projections around it too), "all".
         What is frozen stays so, also what PEFT froze around LoRA adapters.
@@ -77,23 +74,30 @@ def calibrate(
     if not attention_block(host):
         raise PatchError("this model has its stock attention: zoo.patch it before calibrating")
     check_trainable(host)
+    original = teacher_host(host, teacher)
     reading = preparing.reading_of(
-        model, tokenizer=tokenizer, max_length=max_length, pooling=settings.get("pooling")
+        model,
+        tokenizer=tokenizer,
+        max_length=max_length,
+        pooling=settings.get("pooling"),
+        teacher=original,
     )
     given = {"batch_size": batch_size, "steps": steps, "train": train, **settings}
     chosen = Settings.of({**given, "pooling": reading.pooling}, owner="calibrate")
     selection = select(host, chosen.train)
-    original = teacher_host(host, teacher)
+    check_precision(selection.everything)
     processes = Processes.here()
-    samples = _samples(
-        host,
+    samples = to_train_on(
         data,
+        host,
         chosen,
         column=column,
+        teacher=original,
         tokenizer=reading.tokenizer,
         max_length=reading.max_length,
         packed=packed,
     )
+    processes.check_same(samples.digest)
     for one in dict.fromkeys((host, original)):
         if processes.accelerator is not None:
             one.to(processes.accelerator.device)
@@ -115,18 +119,9 @@ def calibrate(
             put_back()
         elif mesh is not None:
             sharding.give_back(host, work, selection)
-    keep(host, attention_block(host), report.summary(), put_back=healing.worse)
+    keep(host, attention_block(host), report.summary())
     return report
 
 
 def _shown(progress: bool | None, processes: Processes) -> bool | None:
     return progress if processes.is_main else False
-
-
-def _samples(
-    host: nn.Module, data: Any, settings: Settings, *, column: str | None, **how: Any
-) -> Samples:
-    """As many samples as the steps can see. how: as in `encode`."""
-    limit = settings.steps * settings.samples_per_step + settings.held_out
-    source = read(data, column=column, limit=max(limit, MINIMUM), seed=settings.seed)
-    return encode(source, host, minimum=MINIMUM, **how)

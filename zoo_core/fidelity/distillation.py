@@ -15,21 +15,20 @@ from torch.nn import Parameter
 
 from zoo_core.errors import ZooError
 from zoo_core.fidelity import losses
-from zoo_core.fidelity.healing import check_trainable
+from zoo_core.fidelity.fitting import taking
+from zoo_core.fidelity.healing import check_precision, check_trainable
 from zoo_core.fidelity.observing import check_finite, logits_of
 from zoo_core.fidelity.processes import Processes
-from zoo_core.fidelity.resuming import Saves, fingerprint
-from zoo_core.fidelity.retaining import evaluating
-from zoo_core.fidelity.samples import Samples, encode
+from zoo_core.fidelity.resuming import Saves, fingerprint, key_of
+from zoo_core.fidelity.samples import Samples, to_train_on
 from zoo_core.fidelity.selection import Selection, kept, mechanism_buffers
 from zoo_core.fidelity.settings import Schedule
-from zoo_core.fidelity.sources import read
 from zoo_core.fidelity.training import Progress, Run, Stage, to_device
 from zoo_core.fidelity.watching import bar
+from zoo_core.hosts import unwrap
 from zoo_core.mechanism import option
-from zoo_core.patching import attention_block, auxiliary_loss, stack_of, unwrap
-
-MINIMUM = 16
+from zoo_core.modes import evaluating
+from zoo_core.patching import auxiliary_loss, stack_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,11 +107,11 @@ def distil(
     trained = {name: p for name, p in host.named_parameters() if p.requires_grad}
     if not trained:
         raise ZooError("every parameter of the student is frozen; there is nothing to train")
-    limit = chosen.steps * chosen.samples_per_step + chosen.held_out
-    source = read(data, column=column, limit=max(limit, MINIMUM), seed=chosen.seed)
-    samples = encode(source, host, tokenizer=processor, minimum=MINIMUM)
+    check_precision(trained)
+    samples = to_train_on(data, host, chosen, column=column, tokenizer=processor)
     samples = replace(samples, labels=_classes(samples), hand_labels=True)
     processes = Processes.here()
+    processes.check_same(samples.digest)
     processes.agree([*host.parameters(), *host.buffers()])
     lesson = _Lesson(host, teacher, samples, *samples.split(chosen.held_out, chosen.seed), chosen)
     shown = progress if processes.is_main else False
@@ -147,7 +146,7 @@ class _Lesson:
     ) -> Distilled:
         """Train, and measure both."""
         self._check_answers()
-        saves = None if checkpoint is None else Saves(checkpoint, self._key(trained))
+        saves = None if checkpoint is None else self._saves(checkpoint, trained)
         self.student.train()
         stage = Stage(
             "distilling", self.settings.steps, [(trained, self.settings.learning_rate)], self.loss
@@ -175,19 +174,10 @@ class _Lesson:
             history=tuple(run.memory.history),
         )
 
-    def _key(self, trained: dict[str, Parameter]) -> dict[str, Any]:
-        """What must agree for a run on disk to be continued."""
-        # A mechanism's tensors, which are often drawn anew at each start, come from the disk.
-        drawn = {name for name in trained if ".zoo." in name} | {*mechanism_buffers(self.student)}
+    def _saves(self, directory: str | Path, trained: dict[str, Parameter]) -> Saves:
         stack = stack_of(self.teacher)
-        return {
-            "settings": self.settings.as_dict(),
-            "data": self.samples.digest(),
-            "attention": attention_block(self.student),
-            "weights": fingerprint(self.student, without=drawn),
-            "teacher": [fingerprint(self.teacher), stack.attention() if stack else []],
-            "choice of tensors": {name: list(p.shape) for name, p in trained.items()},
-        }
+        teacher = [fingerprint(self.teacher), stack.attention() if stack else []]
+        return Saves(directory, key_of(self.student, self.samples, self.settings, trained, teacher))
 
     @property
     def _device(self) -> torch.device:
@@ -223,11 +213,8 @@ class _Lesson:
     @torch.no_grad()
     def _answer(self, who: str, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         with evaluating(model):
-            try:
+            with taking(who, model, batch):
                 answer = _one(logits_of(model, batch))
-            except (AssertionError, RuntimeError, ValueError) as error:
-                shapes = ", ".join(str(tuple(one.shape)) for one in batch.values())
-                raise ZooError(f"{who} cannot take a batch of shape {shapes}: {error}") from error
             check_finite(who, model, batch, [answer])
         return answer
 

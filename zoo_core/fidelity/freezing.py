@@ -19,9 +19,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import takewhile
 from statistics import median
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 import torch
@@ -31,8 +31,8 @@ from torch.nn.utils import get_total_norm
 
 from zoo_core.errors import DoesNotFit, OptionError
 from zoo_core.fidelity.activations import ActivationCache, Replay
+from zoo_core.hosts import adapter_of, unwrap
 from zoo_core.nn.auxiliary import losses_in
-from zoo_core.patching import adapter_of, unwrap
 
 
 class FreezeSchedule(Protocol):
@@ -103,7 +103,9 @@ class Freezing:
     evaluation mode, without dropout, and add no auxiliary loss.
 
     model: a host of the zoo, or a wrapper that holds one; patched or not.
-    cache: skip the frozen layers for samples seen before; None: compute them in every forward.
+    cache: skip the frozen layers for samples seen since anything of them last changed (a redraw,
+        loaded weights, a patch, autocast); None: compute them in every forward. FSDP gathers
+        weights anew in each forward, so that there nothing is ever skipped.
 
     Raises DoesNotFit where layers share their module and under DistributedDataParallel, which
     waits for every gradient unless told not to; with a cache, for decoders, compiled models, and
@@ -121,10 +123,12 @@ class Freezing:
         self.parts = Parts.of(host)
         self.schedule = FreezeConverged() if schedule is None else schedule
         _check_wrapper(model)
-        if cache is not None:
-            _check_cacheable(model, host)
         self.frozen = 0
-        self._replay = None if cache is None else Replay(self.parts.base, cache)
+        self._replay: Replay | None = None
+        if cache is not None:
+            check = partial(_check_cacheable, model, host)
+            check()
+            self._replay = Replay(self.parts.base, cache, check)
         self._epoch = 0
         self._norms = _Norms(self.parts.layers)
         self._held: list[Parameter] = []
@@ -164,12 +168,7 @@ class Freezing:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.thaw()
 
     def _freeze(self, count: int) -> None:
@@ -186,7 +185,7 @@ class Freezing:
         self._quiet = chosen
         self.frozen = count
         if self._replay is not None:
-            self._replay.skip(self.parts.layers[:count])
+            self._replay.skip(self.parts.layers[:count], self.parts.stem)
 
 
 @dataclass(frozen=True, eq=False)

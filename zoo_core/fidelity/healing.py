@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,14 @@ from zoo_core.fidelity.masking import Masking, check_host
 from zoo_core.fidelity.observing import Observed, mask_for, observe
 from zoo_core.fidelity.processes import Processes
 from zoo_core.fidelity.reports import SCORES, Report, Retention
-from zoo_core.fidelity.resuming import Saves, fingerprint
-from zoo_core.fidelity.retaining import Scale, evaluating
+from zoo_core.fidelity.resuming import Saves, fingerprint, key_of
+from zoo_core.fidelity.retaining import Scale
 from zoo_core.fidelity.samples import Samples
 from zoo_core.fidelity.selection import Selection, mechanism_buffers
 from zoo_core.fidelity.settings import Settings
 from zoo_core.fidelity.training import Progress, Run, Stage, noise_from, to_device
-from zoo_core.patching import attention_block, auxiliary_loss
+from zoo_core.modes import evaluating
+from zoo_core.patching import auxiliary_loss
 
 _RESAMPLES = 1000
 
@@ -99,7 +100,7 @@ class Healing:
         self.host.eval()
         before = self.scale.measure()
         self._check(before)
-        saves = None if checkpoint is None else Saves(checkpoint, self._key())
+        saves = None if checkpoint is None else self._saves(checkpoint)
         self._choose_rates(before, processes)
         run = Run(
             stages=self._stages(),
@@ -132,6 +133,7 @@ class Healing:
             settings=self.settings.as_dict(),
             history=tuple(run.memory.history),
             notes=notes,
+            undone=self.worse,
         )
 
     def _choose_rates(self, before: Retention, processes: Processes) -> None:
@@ -232,18 +234,10 @@ class Healing:
     def _auxiliary(self) -> Tensor:
         return self.settings.auxiliary_weight * auxiliary_loss(self.host).to(self.scale.device)
 
-    def _key(self) -> dict[str, Any]:
-        """What must agree for a run on disk to be continued."""
-        # A mechanism's tensors, which are often drawn anew at each start, come from the disk.
-        drawn = {*self.selection.mechanism, *mechanism_buffers(self.host)}
-        return {
-            "settings": self.settings.as_dict(),
-            "data": self.samples.digest(),
-            "attention": attention_block(self.host),
-            "weights": fingerprint(self.host, without=drawn),
-            "teacher": None if self.own else fingerprint(self.stock),
-            "choice of tensors": {n: list(p.shape) for n, p in self.selection.everything.items()},
-        }
+    def _saves(self, directory: str | Path) -> Saves:
+        teacher = None if self.own else fingerprint(self.stock)
+        trained = self.selection.everything
+        return Saves(directory, key_of(self.host, self.samples, self.settings, trained, teacher))
 
     def _notes(self, run: Run, processes: Processes) -> tuple[str, ...]:
         notes = []
@@ -293,6 +287,16 @@ def check_trainable(*models: nn.Module) -> None:
                 "torch.inference_mode(), which rules out training; build or load that model "
                 "outside it"
             )
+
+
+def check_precision(trained: Mapping[str, Tensor]) -> None:
+    """Raise ZooError for weights in float16, whose optimiser's steps overflow or vanish."""
+    half = next((name for name, one in trained.items() if one.dtype == torch.float16), None)
+    if half is not None:
+        raise ZooError(
+            f"{half!r} is float16, in which training overflows; train weights in float32, "
+            "model.float(), and pass bf16=True to compute fast"
+        )
 
 
 def _is_worse(after: Retention, before: Retention) -> bool:

@@ -101,7 +101,7 @@ def logits_of(model: nn.Module, batch: Batch) -> Any:
     """The logits of any classifier: a tensor, or a pair from a model with two heads."""
     called: Any = model(batch["pixel_values"]) if is_timm(model) else _call(model, batch)
     found = called if isinstance(called, Tensor | tuple) else getattr(called, "logits", None)
-    if found is None:
+    if found is None or getattr(model, "num_classes", 1) == 0:  # timm then gives its embedding
         raise ZooError(f"{type(model).__name__} gives no logits; take a model with a classifier")
     return found
 

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import torch
 
-_WINDOW = 16
+_LARGEST = 16
 
 
 class Order:
@@ -19,12 +19,14 @@ class Order:
 
     def __init__(self, lengths: Sequence[int], per_step: int, seed: int) -> None:
         self.lengths, self.per_step, self.seed = lengths, per_step, seed
+        # Not more than an epoch: copies of a sample are of one length, and would share a step.
+        self.window = max(1, min(_LARGEST, len(lengths) // per_step))
         self._epoch = lru_cache(4)(self._draw_epoch)
         self._window = lru_cache(2)(self._draw_window)
 
     def step(self, number: int) -> list[int]:
         """The samples of a step, shortest first."""
-        window, place = divmod(number, _WINDOW)
+        window, place = divmod(number, self.window)
         return self._window(window)[place]
 
     def _draw_epoch(self, epoch: int) -> list[int]:
@@ -32,12 +34,13 @@ class Order:
 
     def _draw_window(self, window: int) -> list[list[int]]:
         """Some steps at once, so that each of them can take samples of one length."""
-        start, size = window * _WINDOW * self.per_step, _WINDOW * self.per_step
+        size = self.window * self.per_step
+        start = window * size
         places = [divmod(place, len(self.lengths)) for place in range(start, start + size)]
         drawn = [self._epoch(epoch)[index] for epoch, index in places]
         drawn.sort(key=lambda sample: self.lengths[sample])
         steps = [drawn[i : i + self.per_step] for i in range(0, size, self.per_step)]
-        return [steps[i] for i in _permutation(_WINDOW, self.seed, 1, window)]
+        return [steps[i] for i in _permutation(self.window, self.seed, 1, window)]
 
 
 def seed_of(*parts: int) -> int:

@@ -9,8 +9,8 @@ from torch import nn
 
 from zoo_core.builder import build
 from zoo_core.checkpoint import load
+from zoo_core.hosts import adapter_of, unwrap
 from zoo_core.hub.places import find_place
-from zoo_core.patching import adapter_of, unwrap
 
 
 def original_in(reference: str | Path, pupil: Any) -> nn.Module:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from zoo_core.errors import ZooError
 from zoo_core.fidelity.reports import Estimate, LayerScore, Retention
+from zoo_core.targets import figure_class, save_figure
+from zoo_core.words import layer_numbers
 
 _NEAR = 0.95  # Where every cosine is above it, the axis begins here: nothing less is to be seen.
 
@@ -16,16 +17,12 @@ _NEAR = 0.95  # Where every cosine is above it, the axis begins here: nothing le
 def draw(measured: Mapping[str, Retention], path: str | Path) -> None:
     """Write a picture of one or more measurements of one model, by name, to `path`.
 
-    Raises ZooError without matplotlib, or where there is nothing by layer to show.
+    Raises ZooError without matplotlib, where there is nothing by layer to show, and where the
+    picture cannot be written.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ZooError("pictures need matplotlib: pip install 'zoo-core[plots]'") from error
     if not all(retention.layers for retention in measured.values()):
         raise ZooError("there is nothing to draw by layer: the two models are built differently")
-    # Without pyplot, which would choose a window system and keep the figure.
-    figure = Figure(figsize=(9, 3.9), layout="constrained")
+    figure = figure_class()(figsize=(9, 3.9), layout="constrained")
     left, right = figure.subplots(1, 2)
     _panel(left, measured, "error", "error of the attention output")
     left.set_ylim(bottom=0)
@@ -34,7 +31,7 @@ def draw(measured: Mapping[str, Retention], path: str | Path) -> None:
     right.set_ylim(lowest, 1 + 0.04 * (1 - lowest))
     lines, names = left.get_legend_handles_labels()
     figure.legend(lines, names, loc="outside lower center", ncols=len(lines), frameon=False)
-    figure.savefig(path, dpi=150)
+    save_figure(figure, path)
 
 
 def _panel(axes: Any, measured: Mapping[str, Retention], score: str, title: str) -> None:
@@ -64,10 +61,8 @@ def _panel(axes: Any, measured: Mapping[str, Retention], score: str, title: str)
 
 
 def _numbers(layers: Sequence[LayerScore]) -> list[int]:
-    """The numbers of the layers as their paths have them; places, where those do not tell."""
-    found = [re.search(r"\.(\d+)\.", f".{layer.path}.") for layer in layers]
-    numbers = [int(one[1]) for one in found if one]
-    return numbers if len(set(numbers)) == len(layers) else list(range(len(layers)))
+    """The numbers of the layers; their places, where their paths do not tell."""
+    return layer_numbers([layer.path for layer in layers]) or list(range(len(layers)))
 
 
 def _of(layer: LayerScore, score: str) -> Estimate:

@@ -12,10 +12,13 @@ from torch import Tensor, nn
 
 from zoo_core.errors import ZooError
 from zoo_core.fidelity.observing import POOLINGS, is_timm
-from zoo_core.patching import adapter_of, unwrap
+from zoo_core.hosts import adapter_of, unwrap
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "spiece.model")
 _PROCESSOR_FILE = "preprocessor_config.json"
+_MODES = {1: "L", 3: "RGB"}
+# What may be white in grey images of more than eight bits, by how Pillow's mode begins.
+_WHITES = {"I;16": (65535,), "I": (255, 65535), "F": (1, 255)}
 
 
 class Reading(NamedTuple):
@@ -32,8 +35,11 @@ def reading_of(
     tokenizer: Any = None,
     max_length: int | None = None,
     pooling: str | None = None,
+    teacher: nn.Module | None = None,
 ) -> Reading:
     """What the user gave, and for the rest what a SentenceTransformer around a model does.
+
+    teacher: another model that is to see the texts too; a length that is not given fits it.
 
     Raises ZooError for a SentenceTransformer with another pooling than mean and cls, where the
     user gave none.
@@ -43,7 +49,8 @@ def reading_of(
         tokenizer = tokenizer or outer.tokenizer
         pooling = pooling or _pooling(outer)
         if max_length is None and outer.max_seq_length is not None:
-            max_length = min(outer.max_seq_length, seen_by(unwrap(model)))
+            hosts = [one for one in (unwrap(model), teacher) if one is not None]
+            max_length = min(outer.max_seq_length, *map(seen_by, hosts))
     return Reading(tokenizer, max_length, pooling or "mean")
 
 
@@ -98,6 +105,20 @@ def from_directory(directory: Path) -> Any:
     return None
 
 
+def text_tokenizer(host: nn.Module, given: Any) -> Any:
+    """The tokenizer that the user gave, or else the host's own.
+
+    Raises ZooError where there is none, and for one that does not tell how it pads.
+    """
+    tokenizer = loaded(given) or tokenizer_of(host)
+    if not hasattr(tokenizer, "pad_token_id"):
+        raise ZooError(
+            f"tokenizer={tokenizer!r:.80} has no pad_token_id, so that it is no tokenizer; pass "
+            "one of transformers, or where one is"
+        )
+    return tokenizer
+
+
 def tokenizer_of(host: nn.Module) -> Any:
     """The tokenizer of the place a model was loaded from. Raises ZooError where none is."""
     place = place_of(host)
@@ -109,23 +130,50 @@ def tokenizer_of(host: nn.Module) -> Any:
 def transform(host: Any, processor: Any) -> Callable[[Any], Tensor] | None:
     """What turns a picture into the tensor (C, H, W) a model takes; None where nothing is known."""
     processor = loaded(processor, "AutoImageProcessor")
+    channels = channels_of(host)
     if processor is None and is_timm(host):
-        data: Any = import_module("timm.data")
-        size = getattr(getattr(host, "patch_embed", None), "img_size", None)
-        # The model's config knows the pretrained size only, not the one it was built for.
-        asked = {"input_size": (host.patch_embed.proj.in_channels, *size)} if size else {}
-        return _Opened(data.create_transform(**data.resolve_model_data_config(host, asked)))
+        return _Opened(_timm_transform(host, channels), channels)
     if processor is None and (place := place_of(host)):
         processor = _from("AutoImageProcessor", place)
-    return None if processor is None else _Processed(processor)
+    if processor is None:
+        return None
+    if hasattr(processor, "pad_token_id"):
+        raise ZooError(
+            f"tokenizer={type(processor).__name__} is a tokenizer; images need an image processor"
+        )
+    return _Processed(processor, channels)
+
+
+def _timm_transform(host: Any, channels: int | None) -> Callable[[Any], Tensor]:
+    data: Any = import_module("timm.data")
+    size = image_size_of(host)
+    # The model's config knows the pretrained size only, not the one it was built for.
+    config = data.resolve_model_data_config(host, {"input_size": size} if size else {})
+    if channels == 1:  # and statistics of three colours
+        config |= {name: (sum(config[name]) / len(config[name]),) for name in ("mean", "std")}
+    made: Callable[[Any], Tensor] = data.create_transform(**config)
+    return made
 
 
 def channels_of(host: Any) -> int | None:
     """How many channels an image has for a model; None where it does not tell."""
     if not is_timm(host):
-        return getattr(host.config, "num_channels", None)
+        return getattr(getattr(host, "config", None), "num_channels", None)
     projection = getattr(getattr(host, "patch_embed", None), "proj", None)
     return getattr(projection, "in_channels", None)
+
+
+def image_size_of(host: Any) -> tuple[int, int, int] | None:
+    """(C, H, W) of the images that a model is built for; None where it does not tell."""
+    channels = channels_of(host)
+    if is_timm(host):
+        size = getattr(getattr(host, "patch_embed", None), "img_size", None)
+    else:
+        size = getattr(getattr(host, "config", None), "image_size", None)
+    if channels is None or size is None:
+        return None
+    rows, columns = (size, size) if isinstance(size, int) else size
+    return channels, rows, columns
 
 
 def place_of(host: nn.Module) -> str:
@@ -153,31 +201,58 @@ def _from(kind: str, place: str | Path) -> Any:
 class _Opened:
     """A transform of torchvision's kind, for a path or a PIL image."""
 
-    def __init__(self, transform: Callable[[Any], Tensor]) -> None:
-        self.transform = transform
+    def __init__(self, transform: Callable[[Any], Tensor], channels: int | None) -> None:
+        self.transform, self.channels = transform, channels
 
     def __call__(self, image: Any) -> Tensor:
-        return self.transform(_open(image))
+        return self.transform(_open(image, self.channels))
 
 
 class _Processed:
     """An image processor of transformers, for a path or a PIL image."""
 
-    def __init__(self, processor: Any) -> None:
-        self.processor = processor
+    def __init__(self, processor: Any, channels: int | None) -> None:
+        self.processor, self.channels = processor, channels
 
     def __call__(self, image: Any) -> Tensor:
-        found: Tensor = self.processor(_open(image), return_tensors="pt")["pixel_values"][0]
+        opened = _open(image, self.channels)
+        found: Tensor = self.processor(opened, return_tensors="pt")["pixel_values"][0]
         return found
 
 
-def _open(image: Any) -> Any:
+def _open(image: Any, channels: int | None) -> Any:
+    """A picture with as many channels of eight bits as a model takes; None: three."""
     from PIL import Image
 
+    mode = _MODES.get(channels or 3)
+    if mode is None:
+        raise ZooError(f"pictures have 1 or 3 channels, the model takes {channels}; pass tensors")
     try:
         if not isinstance(image, Path):
-            return image.convert("RGB")
+            return _eight_bits(image).convert(mode)
         with Image.open(image) as opened:
-            return opened.convert("RGB")
+            return _eight_bits(opened).convert(mode)
     except Exception as error:  # Whatever Pillow makes of damaged bytes: a SyntaxError of a PNG's.
         raise ZooError(f"{image} cannot be read as an image: {error}") from error
+
+
+def _eight_bits(image: Any) -> Any:
+    """A grey image of more bits brought to 0..255, which Pillow's own conversion cuts off there.
+
+    Raises ValueError for numbers of which it is not known what white is.
+    """
+    import numpy
+    from PIL import Image
+
+    whites = next((known for mode, known in _WHITES.items() if image.mode.startswith(mode)), None)
+    if whites is None:
+        return image
+    values = numpy.asarray(image)
+    low, high = float(values.min()), float(values.max())
+    white = next((white for white in whites if low >= 0 and high <= white), None)
+    if white is None:
+        raise ValueError(
+            f"its numbers, of mode {image.mode}, go from {low:g} to {high:g}, and what is white "
+            f"among them is not known; bring them to 0..{whites[-1]}"
+        )
+    return Image.fromarray((values * (255 / white)).round().astype("uint8"))

@@ -7,7 +7,7 @@ With accelerate's `--use_fsdp --fsdp_version 2` what is trained is split over th
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -66,6 +66,19 @@ class Processes:
             with torch.no_grad():
                 for tensor in tensors:
                     torch.distributed.broadcast(tensor, src=0)
+
+    def check_same(self, digest: Callable[[], str]) -> None:
+        """Raise ZooError, in all processes, where they were given different data."""
+        if self.count == 1:
+            return
+        found: list[str | None] = [None] * self.count
+        torch.distributed.all_gather_object(found, digest())
+        if len(set(found)) > 1:
+            raise ZooError(
+                f"the {self.count} processes were given different data, or in another order, so "
+                "that one would train on what another measures on; sort what has no order of its "
+                "own, such as a set, and seed what is drawn"
+            )
 
     def sum_gradients(self, parameters: Iterable[Parameter]) -> None:
         """Add up each gradient over the processes; one without any counts as zero."""

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from zoo_core.plain import finite, table
+from zoo_core.plain import finite, paragraph, table
 
 # What a score is called in tables, and what a model that is not touched gets.
 SCORES = {
@@ -65,18 +65,22 @@ class Retention:
     probe: Estimate | None = None
 
     def __str__(self) -> str:
+        return self.text()
+
+    def text(self, width: int | None = None) -> str:
+        """Tables for a terminal of so many columns; None: every line is whole."""
         rows = [(SCORES[name][0], score) for name, score in self.scores.items()]
         if self.probe is not None:
             rows.append(("accuracy of a linear probe", self.probe))
         heads = ("score", "kept", "95 % interval", "uniform", "stock")
         text = [
-            f"retention on {self.samples} samples of {self.data}",
+            *paragraph(f"retention on {self.samples} samples of {self.data}", width),
             "",
-            *table(heads, [_row(*row) for row in rows]),
+            *table(heads, [_row(*row) for row in rows], width),
         ]
         if self.layers:
             heads = ("layer", "error", "95 % interval", "uniform", "cosine of its input")
-            text += ["", *table(heads, map(_layer_row, self.layers))]
+            text += ["", *table(heads, map(_layer_row, self.layers), width)]
         return "\n".join(text)
 
     def as_dict(self) -> dict[str, Any]:
@@ -97,7 +101,8 @@ class Report:
 
     steps: done, of steps_planned; fewer where patience ended. trained: number of weights trained.
     history: (step, stage, mean loss since the last look, cosine of held-out embeddings).
-    notes: what the user should know, in words.
+    notes: what the user should know, in words. undone: whether training made it worse, so that
+    the weights are as they were before.
     """
 
     before: Retention
@@ -110,8 +115,13 @@ class Report:
     settings: dict[str, Any]
     history: tuple[tuple[int, str, float, float], ...] = ()
     notes: tuple[str, ...] = field(default=())
+    undone: bool = False
 
     def __str__(self) -> str:
+        return self.text()
+
+    def text(self, width: int | None = None) -> str:
+        """Tables and notes for a terminal of so many columns; None: every line is whole."""
         rows = [
             (SCORES[name][0], _number(score.value), *_row("", self.after.scores[name])[1:])
             for name, score in self.before.scores.items()
@@ -122,13 +132,15 @@ class Report:
             f"{self.trained:,} weights trained (train={self.settings['train']!r}); measured on "
             f"{self.after.samples} samples that were held out"
         )
-        text = [head, "", *table(heads, rows)]
+        text = [*paragraph(head, width), "", *table(heads, rows, width)]
         if self.after.layers:
             pairs = zip(self.before.layers, self.after.layers, strict=True)
             layers = [(old.path, *_numbers(old.error.value, new.error)) for old, new in pairs]
             shown = ("error of a layer's output", "before", "after", "uniform")
-            text += ["", *table(shown, layers)]
-        return "\n".join([*text, *(f"\nnote: {note}" for note in self.notes)])
+            text += ["", *table(shown, layers, width)]
+        for note in self.notes:
+            text += ["", *paragraph(f"note: {note}", width)]
+        return "\n".join(text)
 
     def as_dict(self) -> dict[str, Any]:
         """The report as a JSON object."""
@@ -138,13 +150,19 @@ class Report:
         return plain
 
     def summary(self) -> dict[str, Any]:
-        """What a checkpoint's manifest keeps of it."""
+        """What a checkpoint's manifest keeps of it; what is not a number is null."""
+        plain: dict[str, Any] = finite(self._kept())
+        return plain
+
+    def _kept(self) -> dict[str, Any]:
         return {
             "data": self.data,
             "train": self.settings["train"],
             "steps": self.steps,
             "seconds": round(self.seconds, 1),
-            "trained": self.trained,
+            "trained": 0 if self.undone else self.trained,
+            "undone": self.undone,
+            "notes": list(self.notes),
             "samples": self.after.samples,
             "before": _values(self.before),
             "after": _values(self.after),

@@ -16,7 +16,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from zoo_core.errors import CheckpointError
+from zoo_core.fidelity.samples import Samples
+from zoo_core.fidelity.selection import mechanism_buffers
 from zoo_core.fidelity.sharding import whole
+from zoo_core.mechanism import Options
+from zoo_core.patching import attention_block
 
 _STATE = "state.json"
 
@@ -34,10 +38,14 @@ class Saves:
     """The states of one run in a directory, the newest of which is kept.
 
     key: what the run is, in JSON values; a state of another run is refused.
+    Raises CheckpointError where a file is in the place of the directory.
     """
 
     def __init__(self, directory: str | Path, key: Mapping[str, Any]) -> None:
         self.directory = Path(directory)
+        there = next(one for one in (self.directory, *self.directory.parents) if one.exists())
+        if not there.is_dir():
+            raise CheckpointError(f"checkpoint={str(directory)!r}: {there} is a file, no directory")
         self.key = json.loads(json.dumps(key))
 
     def load(self) -> State | None:
@@ -83,6 +91,26 @@ class Saves:
                 "that one with what it was started with (the same seed= where weights are drawn), "
                 "or choose another directory"
             )
+
+
+def key_of(
+    model: nn.Module,
+    samples: Samples,
+    settings: Options,
+    trained: Mapping[str, Tensor],
+    teacher: Any,
+) -> dict[str, Any]:
+    """What must agree for a run on disk to be continued. teacher: what tells it from others."""
+    # A mechanism's tensors, which are often drawn anew at each start, come from the disk.
+    drawn = {name for name in trained if ".zoo." in name} | {*mechanism_buffers(model)}
+    return {
+        "settings": settings.as_dict(),
+        "data": samples.digest(),
+        "attention": attention_block(model),
+        "weights": fingerprint(model, without=drawn),
+        "teacher": teacher,
+        "choice of tensors": {name: list(p.shape) for name, p in trained.items()},
+    }
 
 
 def fingerprint(model: nn.Module, *, without: Collection[str] = ()) -> str:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,16 +13,19 @@ from torch import Tensor, nn
 from zoo_core.checkpoint.calibration import trained_host
 from zoo_core.errors import OptionError, ZooError
 from zoo_core.fidelity import metrics, preparing, twins
+from zoo_core.fidelity.fitting import taking
 from zoo_core.fidelity.layers import layer_errors
 from zoo_core.fidelity.losses import divergence, token_mean
 from zoo_core.fidelity.observing import POOLINGS, Observed, mask_for, observe
 from zoo_core.fidelity.probe import obstacle, probe_correct
 from zoo_core.fidelity.reports import SCORES, Estimate, LayerScore, Retention
 from zoo_core.fidelity.samples import Samples, encode
-from zoo_core.fidelity.sources import Labelled, every, is_blank, read
+from zoo_core.fidelity.settings import LARGEST_SEED
+from zoo_core.fidelity.sources import read
 from zoo_core.fidelity.training import to_device
+from zoo_core.hosts import unwrap
 from zoo_core.mechanism import Options, option
-from zoo_core.patching import unwrap
+from zoo_core.modes import evaluating
 
 MINIMUM = 4
 _NEIGHBOURS = 5
@@ -38,6 +39,7 @@ class _Choices(Options):
     limit: int = option(256, low=MINIMUM)
     resamples: int = option(1000, low=1)
     pooling: str = option("mean", choices=POOLINGS)
+    seed: int = option(0, low=0, high=LARGEST_SEED)
 
 
 def retention(
@@ -63,21 +65,27 @@ def retention(
         used where none are given; for other models it is "mean".
     labels: one for each sample of `data` (of a file each line, or each that is not blank), which
         asks for the probe; data may bring its own, of which a probe is made where one can be.
+        They belong to the data by place, whatever the index of pandas says.
     Raises ZooError for data that cannot be used; and for a model whose own weights a calibration
     trained, where no teacher is given, since its unpatched self is no longer the original.
     """
     host = unwrap(model)
-    reading = preparing.reading_of(
-        model, tokenizer=tokenizer, max_length=max_length, pooling=pooling
-    )
-    _Choices(batch_size=batch_size, limit=limit, resamples=resamples, pooling=reading.pooling)
     original = teacher_host(host, teacher)
-    if labels is not None:
-        data = _labelled(data, labels, column)
-    source = read(data, column=column, limit=limit, seed=seed)
+    reading = preparing.reading_of(
+        model, tokenizer=tokenizer, max_length=max_length, pooling=pooling, teacher=original
+    )
+    _Choices(
+        batch_size=batch_size,
+        limit=limit,
+        resamples=resamples,
+        pooling=reading.pooling,
+        seed=seed,
+    )
+    source = read(data, column=column, limit=limit, seed=seed, labels=labels)
     samples = encode(
         source,
         host,
+        teacher=original,
         tokenizer=reading.tokenizer,
         max_length=reading.max_length,
         minimum=MINIMUM,
@@ -107,18 +115,6 @@ def teacher_host(host: nn.Module, teacher: Any) -> nn.Module:
             "without its patches it is not the original; pass the original as teacher"
         )
     return host
-
-
-@contextmanager
-def evaluating(host: nn.Module) -> Iterator[None]:
-    """Evaluation mode for a while; every module gets its own mode back."""
-    modes = [(module, module.training) for module in host.modules()]
-    host.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
 
 
 class Scale:
@@ -153,7 +149,12 @@ class Scale:
 
     @torch.no_grad()
     def measure(self, *, probe: bool = False) -> Retention:
-        """Measure the host in full. probe: the samples' labels too."""
+        """Measure the host in full. probe: the samples' labels too.
+
+        Raises ZooError where host or teacher cannot take the samples.
+        """
+        if self._floor is None:
+            self._try_one()
         ours, floor = Tally(len(self.samples)), self._floor or Tally(len(self.samples))
         measured = {self.host: ours} if self._floor else {self.host: ours, self.floor_model: floor}
         stock = Tally(len(self.samples))
@@ -187,6 +188,14 @@ class Scale:
         if self._stock_embeddings is None:
             self._stock_embeddings = self._embeddings(self.stock)
         return metrics.cosine(self._embeddings(self.host), self._stock_embeddings)
+
+    def _try_one(self) -> None:
+        """Raise ZooError where a model cannot take a sample, such as the longest."""
+        longest = max(range(len(self.samples)), key=self.samples.length)
+        batch = to_device(self.samples.batch([longest]), self.device)
+        for who, model in (("the model", self.host), ("the teacher", self.stock)):
+            with taking(who, model, batch):
+                observe(model, batch, pooling=self.pooling)
 
     def _embeddings(self, model: nn.Module) -> Tensor:
         tally = Tally(len(self.samples))
@@ -300,28 +309,10 @@ def _token_cosine(ours: Tensor, theirs: Tensor, mask: Tensor) -> Tensor:
     return token_mean(F.cosine_similarity(ours.float(), theirs.float(), dim=-1), mask)
 
 
-def _labelled(data: Any, labels: Sequence[Any], column: str | None) -> Labelled:
-    """Pair data with labels. Raises ZooError where they do not match."""
-    missing = sum(label is None for label in labels)
-    if missing:
-        raise ZooError(f"{missing} of the {len(labels)} labels are None; leave out these samples")
-    if isinstance(data, str | Path):
-        items = every(data, column)
-        filled = [item for item in items if not is_blank(item)]
-        if len(labels) not in (len(items), len(filled)):
-            blank = len(items) - len(filled)
-            of_which = f", {blank} of them blank" if blank else ""
-            raise ZooError(f"there are {len(labels)} labels for {len(items)} samples{of_which}")
-        data = items if len(items) == len(labels) else filled
-    if not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
-        raise ZooError("labels= goes with a list of samples or a file; an iterable may give pairs")
-    if len(data) != len(labels):
-        raise ZooError(f"there are {len(labels)} labels for {len(data)} samples")
-    return Labelled(data, list(labels), column)
-
-
 def _probed(samples: Samples, *, asked: bool) -> Samples:
     """Leave out labels of which no probe can be made. Raises ZooError if the user asked for it."""
+    if asked and samples.labels is None:
+        raise ZooError("labels= takes one plain value for each sample")
     why = None if samples.labels is None else obstacle(samples.labels)
     if why is None:
         return samples

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from zoo_core.errors import ZooError
-from zoo_core.fidelity import preparing
-from zoo_core.fidelity.observing import is_timm
-from zoo_core.fidelity.sources import Item, Source
-from zoo_core.patching import adapter_of
+from zoo_core.fidelity import fitting, preparing
+from zoo_core.fidelity.settings import Schedule
+from zoo_core.fidelity.sources import Item, Source, read
 
+_FEWEST_TO_TRAIN = 16
 _FEW = 4  # Of fewer samples each may well have a class of its own.
 _TOKEN_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
 
@@ -124,6 +124,7 @@ def encode(
     source: Source,
     host: nn.Module,
     *,
+    teacher: nn.Module | None = None,
     tokenizer: Any = None,
     max_length: int | None = None,
     packed: bool = False,
@@ -131,54 +132,112 @@ def encode(
 ) -> Samples:
     """Turn items into samples for a host model.
 
+    teacher: another model that is to see them too.
     tokenizer: for texts a tokenizer, for images an image processor, or the directory or repository
         that has it; by default that of the one the model was loaded from, and for timm the model's
         own transform.
-    max_length: longest text in tokens; by default, and at most, what the host can see.
+    max_length: longest text in tokens; by default, and at most, what host and teacher can see.
     packed: join texts, and cut them into rows of that length, which need no padding; labels are
         lost. A row's tokens see all texts in it.
-    Raises ZooError for fewer than `minimum` samples, or items that do not fit the model.
+    Raises ZooError for fewer than `minimum` samples, or items that do not fit the models.
     """
-    items = source.items
-    kinds = {_kind(item, source.description) for item in items}
-    if len(items) < minimum:
-        raise ZooError(
-            f"{source.description}: {len(items)} samples are too few, at least {minimum} are needed"
-        )
-    if len(kinds) > 1:
-        raise ZooError(f"{source.description} mixes {' and '.join(sorted(kinds))}")
-    labels, note = _labels(items)
-    description = source.description + note
-    known: dict[str, Any] = {"labels": labels, "description": description}
-    kind = kinds.pop()
-    if (kind == "images") != _sees_images(host):
-        wanted = "images" if _sees_images(host) else "texts"
-        raise ZooError(f"{type(host).__name__} takes {wanted}; {source.description} holds {kind}")
+    models = [host] if teacher is None or teacher is host else [host, teacher]
+    kind = _kind_of_all(source, minimum)
+    fitting.check_kind(kind, models, source.description)
+    values = [item.value for item in source.items]
+    labels, note = _labels(source.items)
+    known: dict[str, Any] = {"labels": labels, "description": source.description + note}
     if kind == "images":
         if packed or max_length is not None:
             given = "packed=" if packed else f"max_length={max_length}"
             raise ZooError(f"images are all of one size: {given} is for texts")
-        inputs = [_ready(item.value) for item in items]
-        _check_pixels(inputs, preparing.channels_of(host), description)
-        return Samples(inputs=inputs, prepare=preparing.transform(host, tokenizer), **known)
-    longest = _longest(host, max_length)
+        return _images(values, host, tokenizer, **known)
+    longest = fitting.longest(models, max_length)
+    cut = None if packed else longest
     if kind == "texts":
-        _check_classes(labels, description)
-        tokenizer = preparing.loaded(tokenizer) or preparing.tokenizer_of(host)
-        cut = None if packed else longest
-        inputs = _tokenise(tokenizer, [item.value for item in items], cut)
-        known |= {"pad": {"input_ids": tokenizer.pad_token_id or 0}}
-        known["pad_left"] = getattr(tokenizer, "padding_side", "right") == "left"
+        samples = _texts(values, preparing.text_tokenizer(host, tokenizer), cut, **known)
     else:
-        inputs = [_tokens(item.value, None if packed else longest, description) for item in items]
-        pad = getattr(getattr(host, "config", None), "pad_token_id", None) or 0
-        known["pad"] = {"input_ids": pad}
-    _check_filled(inputs, description)
-    _check_ids(inputs, host, description)
+        samples = _token_rows(values, host, cut, **known)
+    _check_filled(samples.inputs, samples.description)
+    fitting.check_ids(samples.inputs, models, samples.description)
     if packed:
-        inputs = _packed(inputs, longest, source.description, minimum)
-        known |= {"labels": None, "description": f"{source.description}, packed"}
-    return Samples(inputs=inputs, **known)
+        return _packed(samples, longest, source.description, minimum)
+    if longest < preparing.seen_by(host) and longest == preparing.seen_by(models[-1]):
+        return _said_if_cut(samples, longest)
+    return samples
+
+
+def to_train_on(
+    data: Any, host: nn.Module, schedule: Schedule, *, column: str | None, **how: Any
+) -> Samples:
+    """As many samples of `data` as the steps can see. how: as in `encode`."""
+    limit = schedule.steps * schedule.samples_per_step + schedule.held_out
+    limit = max(limit, _FEWEST_TO_TRAIN)
+    source = read(data, column=column, limit=limit, seed=schedule.seed)
+    return encode(source, host, minimum=_FEWEST_TO_TRAIN, **how)
+
+
+def _kind_of_all(source: Source, minimum: int) -> str:
+    """What all items are: texts, tokens or images. Raises ZooError for too few, and mixtures."""
+    kinds = {_kind(item, source.description) for item in source.items}
+    count = len(source.items)
+    if count < minimum:
+        raise ZooError(
+            f"{source.description}: {count} samples are too few, at least {minimum} are needed"
+        )
+    if len(kinds) > 1:
+        raise ZooError(f"{source.description} mixes {' and '.join(sorted(kinds))}")
+    return kinds.pop()
+
+
+def _images(
+    values: Sequence[Any], host: nn.Module, processor: Any, *, description: str, labels: Any
+) -> Samples:
+    inputs = [_ready(value) for value in values]
+    _check_pixels(inputs, preparing.channels_of(host), description)
+    prepare = preparing.transform(host, processor)
+    return Samples(inputs=inputs, labels=labels, description=description, prepare=prepare)
+
+
+def _texts(
+    values: list[str], tokenizer: Any, longest: int | None, *, description: str, labels: Any
+) -> Samples:
+    """Tokenised texts, cut where they are longer than `longest`; None: uncut."""
+    _check_classes(labels, description)
+    special = getattr(tokenizer, "num_special_tokens_to_add", lambda: 0)()
+    if longest is not None and longest <= special:
+        raise ZooError(
+            f"max_length={longest} leaves no room for texts, since the tokenizer adds {special} "
+            f"tokens of its own; pass {special + 1} or more"
+        )
+    return Samples(
+        inputs=_tokenise(tokenizer, values, longest),
+        labels=labels,
+        description=description,
+        pad={"input_ids": tokenizer.pad_token_id or 0},
+        pad_left=getattr(tokenizer, "padding_side", "right") == "left",
+    )
+
+
+def _token_rows(
+    values: Sequence[Any], host: nn.Module, longest: int | None, *, description: str, labels: Any
+) -> Samples:
+    """Texts that are tokenised already."""
+    pad = getattr(getattr(host, "config", None), "pad_token_id", None) or 0
+    return Samples(
+        inputs=[_tokens(value, longest, description) for value in values],
+        labels=labels,
+        description=description,
+        pad={"input_ids": pad},
+    )
+
+
+def _said_if_cut(samples: Samples, longest: int) -> Samples:
+    """The samples, which say so where texts may have lost what only the model can see."""
+    if all(samples.length(index) < longest for index in range(len(samples))):
+        return samples
+    told = f"{samples.description}, cut to the {longest} tokens that the teacher sees"
+    return replace(samples, description=told)
 
 
 def _check_filled(inputs: Sequence[Mapping[str, Tensor]], description: str) -> None:
@@ -192,19 +251,6 @@ def _check_filled(inputs: Sequence[Mapping[str, Tensor]], description: str) -> N
                 f"{description}: only {count} of {len(inputs)} samples have {name}; give it to all "
                 "of them or to none"
             )
-
-
-def _check_ids(inputs: Sequence[Mapping[str, Tensor]], host: Any, description: str) -> None:
-    """Raise ZooError for tokens that the model has no embedding of."""
-    embeddings = getattr(host, "get_input_embeddings", lambda: None)()
-    vocabulary = getattr(embeddings, "num_embeddings", None)
-    ids = torch.cat([one["input_ids"] for one in inputs])
-    low, high = int(ids.min()), int(ids.max())
-    if low < 0 or (vocabulary is not None and high >= vocabulary):
-        raise ZooError(
-            f"{description}: input_ids from {low} to {high} do not fit the model, which knows "
-            f"{vocabulary} tokens; use the tokenizer of the model"
-        )
 
 
 def _check_classes(labels: Sequence[Any] | None, description: str) -> None:
@@ -242,12 +288,10 @@ def _check_alike(shapes: set[tuple[int, ...]], description: str) -> None:
         )
 
 
-def _packed(
-    inputs: Sequence[dict[str, Tensor]], length: int, description: str, minimum: int
-) -> list[dict[str, Tensor]]:
+def _packed(samples: Samples, length: int, description: str, minimum: int) -> Samples:
     """All tokens in one line, cut into rows of `length`; what is left over is dropped."""
-    names = [name for name in inputs[0] if name != "position_ids"]
-    line = {name: torch.cat([one[name] for one in inputs]) for name in names}
+    names = [name for name in samples.inputs[0] if name != "position_ids"]
+    line = {name: torch.cat([one[name] for one in samples.inputs]) for name in names}
     rows = len(line["input_ids"]) // length
     if rows < minimum:
         raise ZooError(
@@ -255,7 +299,8 @@ def _packed(
             f"least {minimum} are needed"
         )
     cut = {name: whole[: rows * length].view(rows, length) for name, whole in line.items()}
-    return [{name: cut[name][row] for name in names} for row in range(rows)]
+    inputs = [{name: cut[name][row] for name in names} for row in range(rows)]
+    return replace(samples, inputs=inputs, labels=None, description=f"{description}, packed")
 
 
 def _kind(item: Item, description: str) -> str:
@@ -272,11 +317,6 @@ def _kind(item: Item, description: str) -> str:
         f"{description}: a sample of type {type(value).__name__} is neither a text, an image nor "
         "tokens"
     )
-
-
-def _sees_images(host: nn.Module) -> bool:
-    _, adapter = adapter_of(host)
-    return is_timm(host) or any(site.grid for site in adapter.sites(host))
 
 
 def _labels(items: Sequence[Item]) -> tuple[list[Any] | None, str]:
@@ -296,19 +336,13 @@ def _plain(label: Any) -> Any:
     return None if isinstance(label, list | tuple | Mapping) else label
 
 
-def _longest(host: nn.Module, max_length: int | None) -> int:
-    limit = preparing.seen_by(host)
-    if max_length is not None and not 1 <= max_length <= limit:
-        raise ZooError(f"max_length={max_length} must be between 1 and {limit}, all the model sees")
-    return max_length or limit
-
-
 def _tokenise(tokenizer: Any, texts: list[str], longest: int | None) -> list[dict[str, Tensor]]:
     """All texts in one call, which fast tokenizers spread over the processors; None: uncut."""
     encoded = tokenizer(texts, truncation=longest is not None, max_length=longest)
     names = [name for name in encoded if len(encoded[name]) == len(texts)]
     columns = [_tensors(encoded[name]) for name in names]
-    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+    rows = [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+    return [_masked(row) for row in rows]
 
 
 def _tensors(rows: Sequence[Sequence[int]]) -> Sequence[Tensor]:
@@ -338,7 +372,11 @@ def _tokens(value: Mapping[str, Any], longest: int | None, description: str) -> 
                 f"{description}: {name} of a sample is {tuple(one.shape)}, input_ids are "
                 f"{tuple(ids.shape)}"
             )
-    row = {name: one[:longest] for name, one in whole.items()}
+    return _masked({name: one[:longest] for name, one in whole.items()})
+
+
+def _masked(row: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A row with an attention_mask, without which padded batches would run unmasked."""
     row.setdefault("attention_mask", torch.ones_like(row["input_ids"]))
     return row
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from zoo_core.errors import ZooError
-from zoo_core.patching import adapter_of
+from zoo_core.hosts import adapter_of
 
 _UNDER_PEFT = (
     'its tensors are frozen by LoRA; wrap the model with modules_to_save=["zoo"] to train them, '

@@ -10,6 +10,8 @@ from typing import Any, Self
 from zoo_core.errors import OptionError, did_you_mean
 from zoo_core.mechanism import Options, option
 
+LARGEST_SEED = 2**63 - 1  # that torch takes
+
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule(Options):
@@ -29,7 +31,7 @@ class Schedule(Options):
         None, low=1, help="looks without gain after which a stage ends; None: run all steps"
     )
     checkpoint_every: int = option(25, low=1, help="steps between two saves, where there are any")
-    seed: int = option(0, low=0, help="of the order of samples and of all noise")
+    seed: int = option(0, low=0, high=LARGEST_SEED, help="of the order of samples and of all noise")
 
     @classmethod
     def of(cls, values: Mapping[str, Any], *, owner: str) -> Self:

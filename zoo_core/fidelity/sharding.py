@@ -18,7 +18,7 @@ from torch.nn import Parameter
 
 from zoo_core.errors import DoesNotFit
 from zoo_core.fidelity.selection import Selection, mechanism_buffers
-from zoo_core.patching import adapter_of
+from zoo_core.hosts import adapter_of
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

@@ -51,7 +51,14 @@ class Source(NamedTuple):
     description: str
 
 
-def read(data: Any, *, column: str | None = None, limit: int, seed: int = 0) -> Source:
+def read(
+    data: Any,
+    *,
+    column: str | None = None,
+    limit: int,
+    seed: int = 0,
+    labels: Sequence[Any] | None = None,
+) -> Source:
     """At most `limit` items of whatever a user calls data; blank and missing ones are left out.
 
     data: a text file (one text a line), a folder of images (labelled where all of them lie in two
@@ -61,22 +68,25 @@ def read(data: Any, *, column: str | None = None, limit: int, seed: int = 0) -> 
         .parquet file, a folder of these, or a name, of which the split called train is read.
     column: which column of a dataset, or key of a mapping, to read; by default input_ids or
         pixel_values, else text, sentence, image or img, whichever is there first.
+    labels: kept beside the data, in its order; of a file each line has one, or each that is not
+        blank.
     Where the number is known, the items are drawn at random; of a stream they are the first.
-    Raises ZooError where nothing is there, or for items that cannot be understood.
+    Raises ZooError where nothing is there, or for items or labels that cannot be understood.
     """
     found, description = _open(data, column)
-    if isinstance(found, Sequence) and len(found) > limit:
-        chosen = sorted(random.Random(seed).sample(range(len(found)), limit))
-        found = [found[index] for index in chosen]
-    items: list[Item] = []
+    if labels is not None:
+        beside = _of_pandas(labels) if hasattr(labels, "iloc") else list(labels)
+        found = _paired(found, beside, column, may_skip=isinstance(data, str | Path))
+    items: dict[int, Item] = {}
     blank = missing = 0
-    for item in (_item(value, column) for value in found):
+    for place, value in _places(found, limit, seed):
+        item = _item(value, column)
         if item.value is None:
             missing += 1
-        elif is_blank(item):
+        elif _is_blank(item):
             blank += 1
         else:
-            items.append(item)
+            items[place] = item
         if len(items) == limit:
             break
     if not items:
@@ -84,16 +94,49 @@ def read(data: Any, *, column: str | None = None, limit: int, seed: int = 0) -> 
         raise ZooError(f"there are no samples in {description}{why}")
     if missing:
         description += f" ({missing} without a value left out)"
-    return Source(items, description)
+    return Source([items[place] for place in sorted(items)], description)
 
 
-def every(data: str | Path, column: str | None) -> list[Item]:
-    """All items of a file or folder, blank and missing ones too: labels may be of each line."""
-    found, _ = _open(data, column)
-    return [_item(value, column) for value in found]
+def _places(found: Iterable[Any], limit: int, seed: int) -> Iterator[tuple[int, Any]]:
+    """What was found, each with its place: in order, or drawn where there is more than `limit`.
+
+    After `limit` draws come the others, drawn too, in the stead of those that are of no use.
+    """
+    if not isinstance(found, Sequence) or len(found) <= limit:
+        yield from enumerate(found)
+        return
+    generator = random.Random(seed)
+    drawn = generator.sample(range(len(found)), limit)
+    yield from ((place, found[place]) for place in drawn)
+    others = sorted({*range(len(found))}.difference(drawn))
+    generator.shuffle(others)
+    yield from ((place, found[place]) for place in others)
 
 
-def is_blank(item: Item) -> bool:
+def _paired(
+    found: Iterable[Any], labels: list[Any], column: str | None, *, may_skip: bool
+) -> Sequence[Any]:
+    """Samples with their labels. may_skip: whether blank samples need not have one.
+
+    Raises ZooError where they do not go together.
+    """
+    missing = sum(label is None for label in labels)
+    if missing:
+        raise ZooError(f"{missing} of the {len(labels)} labels are None; leave out these samples")
+    if not isinstance(found, Sequence):
+        raise ZooError("labels= goes with a list of samples or a file; an iterable may give pairs")
+    blank = 0
+    if may_skip and len(labels) != len(found):
+        filled = [item for item in (_item(one, column) for one in found) if not _is_blank(item)]
+        blank = len(found) - len(filled)
+        found = filled if len(labels) == len(filled) else found
+    if len(labels) != len(found):
+        of_which = f", {blank} of them blank" if blank else ""
+        raise ZooError(f"there are {len(labels)} labels for {len(found)} samples{of_which}")
+    return _Labelled(found, labels, column)
+
+
+def _is_blank(item: Item) -> bool:
     """Whether `read` leaves an item out, since there is nothing in it."""
     return item.value is None or (isinstance(item.value, str) and not item.value.strip())
 
@@ -154,7 +197,7 @@ class _Indexed(Sequence[Any]):
         return self.data[index]
 
 
-class Labelled(_Indexed):
+class _Labelled(_Indexed):
     """Samples with labels that the user keeps beside them. column: as in `read`."""
 
     def __init__(self, data: Sequence[Any], labels: Sequence[Any], column: str | None) -> None:

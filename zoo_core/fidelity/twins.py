@@ -14,8 +14,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from zoo_core.attention import Site
+from zoo_core.hosts import adapter_of
 from zoo_core.nn.softmax import Softmax
-from zoo_core.patching import Patch, Stack, adapter_of, stack_of
+from zoo_core.patching import Patch, Stack, stack_of
 
 
 def stock_twin(host: nn.Module, *, own: Iterable[Tensor] = ()) -> nn.Module:
