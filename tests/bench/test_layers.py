@@ -167,14 +167,12 @@ def test_a_case_that_would_exhaust_the_memory_is_refused(quick, monkeypatch) -> 
     monkeypatch.setattr(counting, "available_bytes", lambda device: 3_000_000)
     rows = [
         row
-        for row in layers.measure(
-            ["softmax", "uniform"], sweep(length=[16, 32], **TINY), effort=quick
-        )
+        for row in layers.measure(["dam", "uniform"], sweep(length=[16, 32], **TINY), effort=quick)
         if row.role == "mechanism"
     ]
     refused = {(row.name, row.case.length): row.refused for row in rows if row.refused}
-    assert list(refused) == [("softmax", 32)]  # n**2: 4 MB; uniform, n*d: 2 MB
-    assert "would take about 0.0 GB at 32 tokens" in refused["softmax", 32]
+    assert list(refused) == [("dam", 32)]  # n**2: 4 MB; uniform, n*d: 2 MB
+    assert "would take about 0.0 GB at 32 tokens" in refused["dam", 32]
 
 
 def test_an_interrupted_run_keeps_what_is_complete(quick) -> None:

@@ -107,6 +107,18 @@ def test_stock_models_of_transformers_take_part(quick: Effort) -> None:
     assert "transformers longformer" in rows[2].ratios
 
 
+def test_a_stock_model_that_does_other_work_is_left_out(quick: Effort) -> None:
+    options = {"landmarks": 16, "iterations": 3}
+    rows = list(
+        models.measure_models(
+            "bert", ["nystromformer"], sweep(length=64), options=options, effort=quick, **SIZES
+        )
+    )
+    assert rows[-1].refused == (
+        "transformers nystromformer: always iterates 6 times, the mechanism 3 times"
+    )
+
+
 def test_a_wrong_setting_is_refused_before_anything_runs(quick: Effort) -> None:
     with pytest.raises(OptionError, match="hiden_size"):
         next(models.measure_models("bert", ["linear"], sweep(length=16), hiden_size=3))

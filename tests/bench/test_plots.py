@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from zoo_core.bench import plots
-from zoo_core.errors import BenchError
+from zoo_core.errors import BenchError, ZooError
 
 pytest.importorskip("matplotlib")
 
@@ -60,9 +60,9 @@ def test_names_keep_apart(places, expected) -> None:
 
 
 def test_what_cannot_be_drawn_is_said(rows, tmp_path) -> None:
-    with pytest.raises(BenchError, match=r"must end with one of \.png"):
+    with pytest.raises(ZooError, match=r"must end with one of \.png"):
         plots.plot(rows, tmp_path / "costs.jpg")
-    with pytest.raises(BenchError, match="is no directory"):
+    with pytest.raises(ZooError, match="is no directory"):
         plots.plot(rows, tmp_path / "no" / "costs.png")
     with pytest.raises(BenchError, match="at two lengths or more"):
         plots.plot(rows[:3], tmp_path / "costs.png")

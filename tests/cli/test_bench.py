@@ -69,6 +69,7 @@ def test_a_run_is_kept_and_compared(zoo, tmp_path, monkeypatch) -> None:
     for row in document["rows"]:
         for ratio in row["ratios"].values():
             ratio["value"] /= 1e6  # it was a million times as fast
+            ratio["error"] /= 1e6
     path.write_text(json.dumps(document))
     run = zoo(*arguments, "--against", str(path))
     assert run.code == 1
@@ -76,6 +77,7 @@ def test_a_run_is_kept_and_compared(zoo, tmp_path, monkeypatch) -> None:
     for row in document["rows"]:
         for ratio in row["ratios"].values():
             ratio["value"] *= 1e12
+            ratio["error"] *= 1e12
     path.write_text(json.dumps(document))
     run = zoo(*arguments, "--against", str(path), "--json")
     assert run.code == 0, run.err
@@ -228,13 +230,14 @@ def test_a_run_that_measured_nothing_keeps_nothing(zoo, tmp_path, monkeypatch) -
         (["linfomer"], 1, "linformer"),
         (["xyz*"], 1, "no mechanism fits 'xyz*'"),
         (["linformer", "--option", "rnk=3"], 1, "linformer has no option 'rnk'"),
-        (["linear", "--plot", "costs.gif"], 1, "must end with one of"),
+        (["linear", "--plot", "costs.gif"], 2, "must end with one of"),
         (["linear", "--against", "none.json"], 1, "could not be read"),
-        (["linear", "--save", "no/x.json"], 1, "no/x.json could not be written"),
-        (["linear", "--save", "/"], 1, "/ could not be written: it is a directory"),
+        (["linear", "--save", "no/x.json"], 2, "no/x.json could not be written"),
+        (["linear", "--save", "/"], 2, "/ could not be written: it is a directory"),
         (["linear", "--tolerance", "nan"], 2, "nan is not a finite number"),
         (["linear", "--seconds", "nan"], 2, "nan is not a finite number"),
         (["linear", "--seconds", "inf"], 2, "inf is not a finite number"),
+        (["linear", "--plot", "no/costs.png"], 2, "no is no directory, make it first"),
         (["linear", "--threads", "100000"], 2, "100000 is not in the range"),
         (["linear", "--device", "nowhere"], 1, "device 'nowhere' cannot be used"),
     ],

@@ -47,6 +47,7 @@ def test_calibrate_writes_a_checkpoint_that_says_so(zoo, directory, texts, tmp_p
     )
     assert run.code == 0, run.err
     assert "4 of 4 steps" in run.out
+    assert max(map(len, run.out.splitlines()[:10])) <= 80
     assert picture.exists()
     manifest = read_manifest(target)
     assert manifest.calibration["steps"] == 4
@@ -133,6 +134,7 @@ def test_evaluate(zoo, directory, texts, tmp_path):
     run = zoo("evaluate", str(directory), str(texts), "--labels", str(labels))
     assert run.code == 0, run.err
     assert "retention on 30 samples of" in run.out
+    assert max(map(len, run.out.splitlines())) <= 80
     assert "accuracy of a linear probe" in run.out
     run = zoo("evaluate", str(directory), str(texts), "--json", "--limit", "10")
     answer = json.loads(run.out)
@@ -158,7 +160,7 @@ def test_evaluate_on_a_table(zoo, directory, texts, tmp_path):
     ("arguments", "code", "message"),
     [
         (("--train", "everything"), 2, "'everything' is not one of"),
-        (("--steps", "0"), 1, "below its lower bound 1"),
+        (("--steps", "0"), 2, "below its lower bound 1"),
         (("--max-length", "99"), 1, "between 1 and 32"),
     ],
     ids=["choice", "bound", "length"],
@@ -175,7 +177,7 @@ def test_misuse(zoo, directory, texts, tmp_path, arguments, code, message):
     [
         ("-o", "texts.txt/healed", "texts.txt is a file"),
         ("--resume", "texts.txt/state", "texts.txt is a file"),
-        ("--picture", "nowhere/layers.png", "is not there, make it first"),
+        ("--picture", "nowhere/layers.png", "is no directory, make it first"),
         ("--picture", "layers.doc", "must end with one of ."),
     ],
     ids=["output", "state", "folder", "suffix"],

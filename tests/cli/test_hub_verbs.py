@@ -40,6 +40,7 @@ def test_from_a_directory_to_the_hub_and_into_a_catalogue(
     assert zoo("registry", "add", "zoo/tiny", "--to", str(path), "--name", "mine", *at).code == 0
     again = zoo("registry", "add", "zoo/tiny", "--to", str(path), "--name", "mine", *at)
     assert again.code == 1
+    assert f"{path} has a checkpoint 'mine' already, {pushed['ref']}; give" in again.err
     assert path.read_text().count("[checkpoints.mine]") == 1
     monkeypatch.setenv("ZOO_REGISTRY", str(path))
     checked = zoo("registry", "check", "--online", *at)
@@ -86,6 +87,40 @@ def test_what_is_no_checkpoint_is_told_alike(zoo, default_hub: Hub, verb: str, t
         run = zoo(*words)
         assert run.code == code, run.err
         assert message in run.err.replace("\n", " ")
+
+
+def test_registry_add_asks_nobody_about_what_cannot_be(zoo, hub: Hub, tmp_path: Path) -> None:
+    path = tmp_path / "registry.toml"
+    (tmp_path / "registry.toml.new").write_text("mine")
+    for name, to, code, message in (
+        ("bad name", path, 1, "'bad name' cannot be the name of a checkpoint; give --name a lower"),
+        ("", tmp_path / "gone" / "x.toml", 2, "make it first"),
+    ):
+        how = ("--to", str(to), "--name", name, "--endpoint", hub.endpoint)
+        run = zoo("registry", "add", "zoo/tiny", *how)
+        assert (run.code, message in " ".join(run.err.split())) == (code, True), run.err
+    run = zoo("registry", "add", f"zoo/{'x' * 70}", "--to", str(path), "--endpoint", hub.endpoint)
+    assert (run.code, "give --name" in run.err) == (1, True), run.err
+    assert not list(hub.log)
+    assert not path.exists()
+    assert (tmp_path / "registry.toml.new").read_text() == "mine"
+
+
+def test_a_port_that_is_none_is_misuse(zoo, tmp_path: Path) -> None:
+    run = zoo("hub", "serve", str(tmp_path), "--port", "99999")
+    assert (run.code, "0<=x<=65535" in run.err) == (2, True), run.err
+
+
+def test_push_refuses_a_config_that_stock_tools_would_run(zoo, hub: Hub, saved: str) -> None:
+    config = json.loads(Path(saved, "config.json").read_text())
+    del config["attn_implementation"]
+    Path(saved, "config.json").write_text(json.dumps(config))
+    run = zoo("push", saved, "zoo/tiny", "--endpoint", hub.endpoint)
+    assert (run.code, "attn_implementation is missing, must be 'zoo'" in run.err) == (1, True)
+    assert f"(`zoo build {saved} -o ANOTHER`)" in run.err
+    assert not list(hub.log)
+    assert zoo("build", saved, "-o", f"{saved}-anew").code == 0
+    assert zoo("verify", f"{saved}-anew").code == 0
 
 
 def test_verify_says_what_is_wrong(zoo, saved: str) -> None:

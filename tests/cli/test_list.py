@@ -48,6 +48,12 @@ def test_the_table_fits_80_columns(zoo):
     assert softmax.split() == ["softmax", "softmax", "n²·d", "exact", "P", "C", "X", "B", "M"]
 
 
+def test_formulas_break_after_signs(zoo):
+    lines = zoo("list", "l*").out.splitlines()
+    at = next(n for n, line in enumerate(lines) if line.startswith("lsh "))
+    assert [lines[at].split()[2], lines[at + 1].strip()] == ["n·rounds·(chunk+", "buckets)·d"]
+
+
 def test_a_wide_terminal_shows_summaries(zoo, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     run = zoo("list")

@@ -10,6 +10,8 @@ import torch
 from transformers import BertConfig, BertModel
 
 import zoo_core
+from zoo_core.cli import output
+from zoo_core.cli.output import Cell
 
 SMALL = [
     f"--set={key}={value}"
@@ -59,6 +61,26 @@ def built(zoo, tmp_path):
     )
     assert run.code == 0, run.err
     return directory, run
+
+
+def test_inspect_prints_nothing_that_a_terminal_obeys(zoo, built):
+    directory, _ = built
+    path = directory / "zoo.json"
+    data = json.loads(path.read_text())
+    data["calibration"] = {"data": "x\x1b[2Jy", "steps": 1}
+    path.write_text(json.dumps(data))
+    run = zoo("inspect", str(directory))
+    assert (run.code, "\x1b" in run.out) == (0, False)
+    path.write_text(json.dumps({**data, "created_with": {"torch\x1b[31m": "2"}}))
+    run = zoo("inspect", str(directory))
+    assert (run.code, "\x1b" in run.err) == (1, False)
+    assert "control characters" in run.err
+
+
+def test_tables_print_nothing_that_a_terminal_obeys(capsys):
+    output.table(["a\x1b[31m"], [["b\x07\x9b2J"], [Cell("c\rd", "red")]])
+    output.say("e\x1b]0;f", Cell("\x08g", bold=True))
+    assert not set(capsys.readouterr().out) & set("\x1b\x07\x9b\r\x08")
 
 
 def test_build_writes_what_zoo_build_builds(built):

@@ -157,6 +157,69 @@ class TestStockWeightsAsAnArchitecture:
         assert (run.code, "leave --pretrained out" in run.err) == (2, True)
 
 
+class TestWhatBecomesOfDirectories:
+    @pytest.fixture
+    def trained(self, small_bert, letters, tmp_path) -> str:
+        """A patched model as Trainer leaves it, with its tokenizer."""
+        model = zoo_core.build("bert", "linformer", options={"rank": 4}, seed=1, **small_bert)
+        for one in (model, letters):
+            one.save_pretrained(tmp_path / "trained")
+        return str(tmp_path / "trained")
+
+    def test_a_stock_model_is_not_replaced_by_what_is_built_of_it(self, zoo, stock, tmp_path):
+        before = (stock / "model.safetensors").read_bytes()
+        build = ("build", str(stock), "--attention", "linear", "-o")
+        run = zoo(*build, str(stock))
+        assert (run.code, "would be lost" in " ".join(run.err.split())) == (2, True), run.err
+        assert (stock / "model.safetensors").read_bytes() == before
+        assert not (stock / "zoo.json").exists()
+
+    def test_nor_by_calibrate_which_says_so_before_it_starts(self, zoo, stock, mine, texts):
+        run = zoo("calibrate", mine, texts, "-o", str(stock), "--teacher", "zoo/none")
+        assert (run.code, "would be lost" in " ".join(run.err.split())) == (2, True), run.err
+
+    def test_nor_is_a_checkpoint(self, zoo, stock, tmp_path, monkeypatch):
+        zoo_core.save(zoo_core.build("bert", pretrained=str(stock)), tmp_path / "saved")
+        monkeypatch.chdir(tmp_path)
+        for words in (("saved",), ("bert", "--pretrained", "saved")):
+            run = zoo("build", *words, "--attention", "linear", "-o", str(tmp_path / "saved"))
+            told = " ".join(run.err.split())
+            assert (run.code, "is what the model is built from" in told) == (2, True), told
+
+    def test_what_trainer_wrote_becomes_a_checkpoint(self, zoo, trained, tmp_path):
+        for verb in ("verify", "push"):
+            run = zoo(verb, trained, *(["zoo/x", "--dry-run"] if verb == "push" else []))
+            told = "".join((run.out + run.err).split())
+            assert (run.code, f"`zoobuild{trained}-oANOTHER`" in told) == (1, True), run
+        target = str(tmp_path / "saved")
+        run = zoo("build", trained, "-o", target)
+        assert run.code == 0, run.err
+        assert zoo("verify", target).code == 0
+        assert AutoTokenizer.from_pretrained(target).vocab_size == 14
+        ours, theirs = weights_of(tmp_path / "saved"), weights_of(Path(trained))
+        assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+    def test_a_patched_model_takes_no_other_attention(self, zoo, trained, tmp_path):
+        run = zoo("build", trained, "--attention", "linear", "-o", str(tmp_path / "x"))
+        told = " ".join(run.err.split())
+        assert (run.code, "leave --attention out" in told) == (2, True), told
+        run = zoo("build", "bert", "--pretrained", trained, "-o", str(tmp_path / "x"))
+        assert (run.code, f"(`zoo build {trained} -o ANOTHER`)" in run.err) == (1, True), run.err
+
+    def test_a_path_that_leads_nowhere_is_told(self, zoo, tmp_path):
+        (tmp_path / "vit.pth").touch()
+        for name, message in (
+            ("./nowhere", "./nowhere is no directory; no architecture"),
+            (str(tmp_path / "vit.pth"), "vit.pth is a file, not a directory; no architecture"),
+        ):
+            run = zoo("build", name, "-o", "x")
+            assert (run.code, message in run.err) == (1, True), run.err
+
+    def test_a_timm_family_names_the_family_that_takes_it(self, zoo, stock):
+        run = zoo("build", "vit", "--pretrained", str(stock), "-o", "x")
+        assert (run.code, "transformers checkpoint (bert), try bert" in run.err) == (1, True)
+
+
 class TestTeacherAndTokenizer:
     def scores(self, zoo, *how: str) -> dict:
         run = zoo("evaluate", *how, "--limit", "12", "--json")

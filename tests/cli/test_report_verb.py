@@ -61,7 +61,7 @@ def test_markdown_for_the_card(zoo, directories, texts):
     [
         (("--part", "beauty"), 2, "'beauty' is not one of"),
         (("--json", "--markdown"), 2, "cannot both be printed"),
-        (("-o", "report.pdf"), 1, "must end with one of .html"),
+        (("-o", "report.pdf"), 2, "must end with one of .html"),
     ],
     ids=["part", "both", "suffix"],
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -15,7 +15,14 @@ from zoo_core import registry
 from zoo_core.cli import main
 from zoo_core.diagnose.heads import Tally
 from zoo_core.diagnose.measuring import PARTS
-from zoo_core.diagnose.reports import AttentionScore, Diagnosis, HeadScore
+from zoo_core.diagnose.reports import (
+    AttentionScore,
+    Collapse,
+    Diagnosis,
+    HeadScore,
+    LipschitzScore,
+    Sensitivity,
+)
 
 ROWS = [{"input_ids": [1, *range(5, 5 + n), 2]} for n in (4, 9, 6)]
 
@@ -212,6 +219,39 @@ def test_layers_without_a_map_say_so_once():
     assert text.count("it has none") == text.count("layer.0-2: it has none") == 1
 
 
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_report_fits_the_terminal_and_is_whole_without(width):
+    layers = [
+        score(f"encoder.layer.{n}.attention.self", 1.0, 0.0, mechanism="improved_clustered")
+        for n in range(12)
+    ]
+    layers[3] = replace(layers[3], without_map="it has none, " + "for a long reason " * 9)
+    depth = tuple(float(n) for n in range(13))
+    report = Diagnosis(
+        *("BertModel", "texts.txt", 16),
+        attention=tuple(layers),
+        rank=Collapse(depth, depth[1:], depth[1:], depth[1:]),
+        lipschitz=tuple(LipschitzScore(one.path, one.mechanism, 1.5, None) for one in layers),
+        sensitivity=Sensitivity(1e-3, depth[1:], 7.0),
+    )
+    lines = report.text(width).splitlines()
+    assert max(map(len, lines)) <= width
+    assert "encoder.layer.0-11.attention.self, mean of heads" in lines
+    assert max(map(len, str(report).splitlines())) > width
+    words = set(" ".join(lines).split())
+    assert {"improved_clustered", "separators", "Jacobian", "0.400", "12.000"} <= words
+    assert set(str(report).split()) - words == {"attention,", *(one.path for one in layers)}
+
+
+def test_a_place_for_the_picture_is_checked_before_anything_is_measured(directory, capsys):
+    texts = directory.parent / "texts.txt"
+    for name, why in (("no/maps", "is no directory, make it first"), ("a.gif", "must end with")):
+        picture = directory.parent / name
+        code, out, err = verb(capsys, directory, "--data", texts, "--picture", picture)
+        assert (code, out) == (2, "")
+        assert why in " ".join(err.split())
+
+
 def test_misuse():
     with pytest.raises(zoo.ZooError, match="no part 'ranks'"):
         zoo.diagnose.measure(build(), ROWS, parts=["ranks"])
@@ -221,12 +261,15 @@ def test_misuse():
         _ = zoo.diagnose.meassure
 
 
-@pytest.mark.parametrize(("width", "depth"), [(13082, 80), (768, 28.9)])
-def test_the_published_fit(width, depth):
-    from zoo_core.diagnose.depth import fitted_depth, fitted_width
+def test_the_published_fit():
+    """Of the abstract: a width of 30K is best for 10^12 parameters, and GPT-3 (96 layers) too deep.
 
-    assert fitted_depth(width) == pytest.approx(depth, abs=0.05)
-    assert fitted_width(fitted_depth(width)) == pytest.approx(width)
+    A layer has 12 width^2 parameters.
+    """
+    from zoo_core.diagnose.depth import fitted_depth
+
+    assert 12 * fitted_depth(30_000) * 30_000**2 == pytest.approx(1e12, rel=0.05)
+    assert fitted_depth(12_288) < 96
 
 
 @pytest.fixture

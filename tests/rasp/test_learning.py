@@ -82,6 +82,14 @@ def test_a_score_counts_labels_and_words() -> None:
     assert oracle.training
 
 
+def test_a_score_leaves_every_module_in_its_own_mode() -> None:
+    model = rasp.learner("reverse", length=5, width=4).train()
+    model.bert.encoder.layer[0].eval()
+    before = [module.training for module in model.modules()]
+    rasp.examine(model, "reverse", count=4, length=5)
+    assert [module.training for module in model.modules()] == before
+
+
 def test_outcomes_as_json_and_as_rows() -> None:
     outcome = rasp.learn("dyck1", guided=True, **QUICK)
     document = json.loads(json.dumps(outcome.as_dict()))

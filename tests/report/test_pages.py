@@ -17,7 +17,7 @@ from PIL import Image
 import zoo_core as zoo
 from zoo_core import ZooError
 from zoo_core.checkpoint.manifest import FileRecord
-from zoo_core.report import charts, heat, words
+from zoo_core.report import charts, heat
 from zoo_core.report.blocks import Lines, Range, Ranges, Series
 from zoo_core.report.records import Comparison
 
@@ -86,7 +86,10 @@ def test_write(text_report, tmp_path):
     page = text_report.write(tmp_path / "report.html")
     assert page.read_text(encoding="utf-8") == text_report.html()
     assert text_report.write(tmp_path / "report.md").read_text() == text_report.markdown()
-    for path, message in ((tmp_path / "a.pdf", "must end with"), (tmp_path / "no/a.md", "folder")):
+    for path, message in (
+        (tmp_path / "a.pdf", "must end with"),
+        (tmp_path / "no/a.md", "no directory"),
+    ):
         with pytest.raises(ZooError, match=message):
             text_report.write(path)
 
@@ -138,14 +141,6 @@ def test_ranges_stay_on_the_scale():
     drawn = charts.ranges(Ranges("a", rows, 1.0, "original", "floor"))
     for bar in drawn.bars:
         assert drawn.start <= bar.low <= bar.at <= bar.high <= drawn.end
-
-
-@pytest.mark.parametrize(
-    ("count", "wanted"), [(1, "a"), (2, "a and b"), (6, "a, b, c, d, e and f")]
-)
-def test_names_are_listed(count, wanted):
-    assert words.listed("abcdefgh"[:count]) == wanted
-    assert words.listed("abcdefgh") == "a, b, c, d, e and 3 more"
 
 
 def test_a_value_beyond_its_mark_by_nothing_needs_no_other_mark():

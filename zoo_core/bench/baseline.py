@@ -18,6 +18,7 @@ from typing import Any, Literal
 from zoo_core.bench.rows import Ratio, Row
 from zoo_core.bench.scaling import break_evens, scalings
 from zoo_core.errors import BenchError, ZooError
+from zoo_core.targets import check_file
 
 SCHEMA = 1
 _KIND = "zoo bench"
@@ -84,7 +85,7 @@ class Break:
 
 
 def save(path: Path, rows: Sequence[Row], machine: Mapping[str, Any], *, command: str = "") -> None:
-    """Write a baseline, whole or not at all. Raises BenchError where it cannot be written."""
+    """Write a baseline, whole or not at all. Raises ZooError where it cannot be written."""
     document = {
         "kind": _KIND,
         "schema": SCHEMA,
@@ -96,7 +97,7 @@ def save(path: Path, rows: Sequence[Row], machine: Mapping[str, Any], *, command
     # A line for each row, so that versions of the file can be compared.
     lines = ",\n".join(json.dumps(row.as_dict(), ensure_ascii=False) for row in rows)
     head = json.dumps(document, ensure_ascii=False).removesuffix("}")
-    check_savable(path)
+    check_file(path)
     beside = path.with_name(f"{path.name}.new")
     try:
         beside.write_text(f'{head},\n"rows": [\n{lines}\n]}}\n', "utf-8")
@@ -104,21 +105,7 @@ def save(path: Path, rows: Sequence[Row], machine: Mapping[str, Any], *, command
     except OSError as error:
         with suppress(OSError):  # a half of it is of no use, and the first error says more
             beside.unlink()
-        raise BenchError(f"{path} could not be written: {error.strerror or error}") from error
-
-
-def check_savable(path: Path) -> None:
-    """Raise BenchError unless `save` may put a file there, in the place of one or where none is."""
-    folder = path.absolute().parent
-    if path.exists() and not path.is_file():
-        why = "it is a directory, name a file in it" if path.is_dir() else "it is no regular file"
-    elif not folder.is_dir():
-        why = f"{folder} is no directory, make it first"
-    elif not os.access(folder, os.W_OK):
-        why = f"no permission for {folder}"
-    else:
-        return
-    raise BenchError(f"{path} could not be written: {why}")
+        raise ZooError(f"{path} could not be written: {error.strerror or error}") from error
 
 
 def load(path: Path) -> Baseline:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
 from zoo_core.bench.cases import Case
+from zoo_core.bench.libraries import Options, building, check_nystrom, check_yoso, imported
 from zoo_core.errors import BenchError
-from zoo_core.isolation import describe
 
-Options = Mapping[str, Any]
 Settings = dict[str, Any]
 
 #: Sizes of a host's config that the stock models have under the same name.
@@ -49,15 +47,11 @@ class ModelPeer:
         if host is not getattr(host, "base_model", None):
             raise BenchError(f"{self.name}: is compared without a task's head only")
         sizes = {name: getattr(config, name) for name in _SIZES}
-        try:
-            library = importlib.import_module("transformers")
+        library = imported("transformers", self.name, "pip install transformers")
+        with building(self.name):
             settings = {**sizes, **self.settings(case, options)}
             made = getattr(library, f"{self.stem}Config")(**settings)
             model: nn.Module = getattr(library, f"{self.stem}Model")(made)
-        except BenchError as error:
-            raise BenchError(f"{self.name}: {error}") from None
-        except Exception as error:
-            raise BenchError(f"{self.name}: could not be built: {describe(error)}") from error
         return model
 
 
@@ -67,10 +61,7 @@ def model_peers_of(mechanism: str) -> list[ModelPeer]:
 
 
 def _nystromformer(case: Case, options: Options) -> Settings:
-    if case.length % options["landmarks"]:
-        raise BenchError(f"{case.length} tokens are no multiple of {options['landmarks']}")
-    if case.length == options["landmarks"]:
-        raise BenchError(f"is plain softmax at {case.length} tokens")
+    check_nystrom(case.length, options)
     return {
         "conv_kernel_size": options["conv"] or 1,  # it cannot do without; 1 token is the least
         "num_landmarks": options["landmarks"],
@@ -98,8 +89,7 @@ def _bigbird(case: Case, options: Options) -> Settings:
 
 
 def _yoso(case: Case, options: Options) -> Settings:
-    if options["form"] != "expectation":
-        raise BenchError("samples only with its CUDA kernel")
+    check_yoso(options)
     return {
         "use_expectation": True,
         "hash_code_len": options["bits"],

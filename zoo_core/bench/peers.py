@@ -13,7 +13,7 @@ in words.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,10 +22,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from zoo_core.bench.competitors import Inputs, Work
+from zoo_core.bench.libraries import (
+    Options,
+    building,
+    check_nystrom,
+    check_yoso,
+    divides,
+    imported,
+)
 from zoo_core.errors import BenchError
-from zoo_core.isolation import describe
 
-Options = Mapping[str, Any]
 Build = Callable[[Any, Inputs, Options], Work]
 
 
@@ -54,13 +60,9 @@ class Peer:
         """
         if inputs.key_padding is not None:
             raise BenchError(f"{self.name}: is measured without padding only")
-        library = self._library()
-        try:
+        library = imported(self.module, self.name, self.install)
+        with building(self.name):
             work = self.build(library, inputs, options)
-        except BenchError as error:
-            raise BenchError(f"{self.name}: {error}") from None
-        except Exception as error:
-            raise BenchError(f"{self.name}: could not be built: {describe(error)}") from error
         work.name, work.options = self.name, dict(options)
         how = {"device": inputs.case.device, "dtype": getattr(torch, inputs.case.dtype)}
         for module in work.modules:
@@ -68,15 +70,6 @@ class Peer:
             parameters = (p for p in module.parameters() if p.requires_grad)
             work.leaves = (*work.leaves, *parameters)
         return work
-
-    def _library(self) -> Any:
-        try:
-            return importlib.import_module(self.module)
-        except ModuleNotFoundError as error:
-            missing = "" if error.name == self.module.split(".")[0] else f" ({error} is missing)"
-            raise BenchError(f"{self.name}: is not installed{missing}; {self.install}") from None
-        except Exception as error:
-            raise BenchError(f"{self.name}: cannot be imported: {describe(error)}") from error
 
 
 def peers_of(mechanism: str, device: str = "cpu") -> list[Peer]:
@@ -143,7 +136,7 @@ def _linformer(library: Any, inputs: Inputs, options: Options) -> Work:
 
 def _nystrom(library: Any, inputs: Inputs, options: Options) -> Work:
     case, qkv = inputs.case, _joined(inputs.q, inputs.k, inputs.v)
-    _divides(case.length, options["landmarks"], "the landmarks")
+    divides(case.length, options["landmarks"], "the landmarks")
     module = library.NystromAttention(
         case.dim,
         dim_head=case.width,
@@ -178,7 +171,7 @@ def _linear(library: Any, inputs: Inputs, options: Options) -> Work:
 
 def _reformer(library: Any, inputs: Inputs, options: Options) -> Work:
     bucket, hashes = options["chunk"], options["rounds"]
-    _divides(inputs.case.length, 2 * bucket, "two chunks")
+    divides(inputs.case.length, 2 * bucket, "two chunks")
     qk, v = _flat(inputs.q), _flat(inputs.v)
     module = library.LSHAttention(bucket_size=bucket, n_hashes=hashes, causal=False)
     return Work("", lambda: module(qk, v), (qk, v), (module,))
@@ -209,11 +202,7 @@ def _isab(library: Any, inputs: Inputs, options: Options) -> Work:
 
 def _transformers_nystrom(library: Any, inputs: Inputs, options: Options) -> Work:
     case = inputs.case
-    _divides(case.length, options["landmarks"], "the landmarks")
-    if case.length == options["landmarks"]:
-        raise BenchError(f"is plain softmax at {case.length} tokens")
-    if options["iterations"] != 6:
-        raise BenchError(f"always iterates 6 times, the mechanism {options['iterations']} times")
+    check_nystrom(case.length, options)
     config = library.NystromformerConfig(
         hidden_size=case.dim,
         num_attention_heads=case.heads,
@@ -230,8 +219,7 @@ def _transformers_nystrom(library: Any, inputs: Inputs, options: Options) -> Wor
 
 
 def _transformers_yoso(library: Any, inputs: Inputs, options: Options) -> Work:
-    if options["form"] != "expectation":
-        raise BenchError("samples only with its CUDA kernel")
+    check_yoso(options)
     case = inputs.case
     config = library.YosoConfig(
         hidden_size=case.dim,
@@ -303,11 +291,6 @@ def _fla_delta(library: Any, inputs: Inputs, options: Options) -> Work:
 def _tokens_first(x: Tensor) -> Tensor:
     """(B, H, N, D) -> a leaf (B, N, H, D)."""
     return x.detach().transpose(1, 2).contiguous().requires_grad_()
-
-
-def _divides(length: int, part: int, what: str) -> None:
-    if length % part:
-        raise BenchError(f"{length} tokens are no multiple of {what}, {part}")
 
 
 _EXTRA = "pip install 'zoo-core[peers]'"

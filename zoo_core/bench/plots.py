@@ -10,8 +10,7 @@ from typing import Any
 from zoo_core.bench.cases import Case
 from zoo_core.bench.rows import Row
 from zoo_core.errors import BenchError
-
-FORMATS = (".png", ".svg", ".pdf")
+from zoo_core.targets import FORMATS, check_file, figure_class, save_figure
 
 #: Inches: of a figure, of a row of panels, of a line's name.
 _WIDTH, _HEIGHT, _LABEL = 13.0, 5.2, 0.13
@@ -24,16 +23,16 @@ def plot(rows: Sequence[Row], path: Path, *, title: str = "") -> None:
     """Draw every competitor that was measured at two lengths or more.
 
     The reference is black, a public implementation dotted in the colour of its mechanism. The grey
-    lines show slopes 1 and 2. Raises BenchError without matplotlib, for an unknown suffix, or
-    where there is nothing to draw.
+    lines show slopes 1 and 2. Raises BenchError where there is nothing to draw, ZooError without
+    matplotlib or where `path` cannot be written.
     """
-    figure_class = check_drawable(path)
+    check_file(path, FORMATS)
     lines = _lines(rows)
     if not lines:
         raise BenchError("a plot over N needs something measured at two lengths or more")
     modes = list(dict.fromkeys(case.mode for _, case in lines))
     height = max(_HEIGHT, _LABEL * len(lines) / len(modes) + 1)
-    figure = figure_class(figsize=(_WIDTH, height * len(modes)), layout="constrained")
+    figure = figure_class()(figsize=(_WIDTH, height * len(modes)), layout="constrained")
     grid = figure.subplots(len(modes), 2, squeeze=False)
     styles = _styles(lines)
     for mode, (time, memory) in zip(modes, grid, strict=True):
@@ -43,23 +42,7 @@ def plot(rows: Sequence[Row], path: Path, *, title: str = "") -> None:
         time.set_title(f"{mode}: time of a call, ms")
         memory.set_title(f"{mode}: peak memory of a call, MB")
     figure.suptitle(title, fontsize=10, x=0.01, ha="left")
-    try:
-        figure.savefig(path, dpi=150)
-    except OSError as error:
-        raise BenchError(f"{path} could not be written: {error}") from error
-
-
-def check_drawable(path: Path) -> Any:
-    """Raise BenchError unless a plot can be written there; gives matplotlib's Figure."""
-    if path.suffix.lower() not in FORMATS:
-        raise BenchError(f"{path} must end with one of {', '.join(FORMATS)}")
-    if not path.absolute().parent.is_dir():
-        raise BenchError(f"{path.parent} is no directory, so that {path.name} cannot be written")
-    try:
-        from matplotlib.figure import Figure  # its own canvas: no display, no global state
-    except ModuleNotFoundError as error:
-        raise BenchError("plots need matplotlib; pip install 'zoo-core[plots]'") from error
-    return Figure
+    save_figure(figure, path)
 
 
 Key = tuple[str, Case]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from zoo_core.bench import baseline, scaling
 from zoo_core.bench.baseline import Break, Change
 from zoo_core.bench.cases import Case
 from zoo_core.bench.rows import Ratio, Row
@@ -31,14 +32,14 @@ MODELS_LEGEND = (
 GROWTH_LEGEND = (
     "Time and memory grow like n to these powers, fitted over the lengths above; declared: what "
     "the mechanism's record says over the same lengths (of time for a forward, of memory for "
-    "forward and backward together), off where the fit is farther than 0.15 away (off? if only by "
-    "its error)."
+    f"forward and backward together), off where the fit is farther than {scaling.TOLERANCE} away "
+    "(off? if only by its error)."
 )
 PAYS_LEGEND = "pays from: the tokens from which on it is faster than {}."
 CHANGES_LEGEND = (
     "before and now: time divided by that of fused softmax in the same run (whole models: of their "
-    "floor). A change within noise, the tolerance or 3 standard errors, is none; broken: what was "
-    "measured before and is refused now."
+    f"floor). A change within noise, the tolerance or {baseline.ERRORS:g} standard errors, is "
+    "none; broken: what was measured before and is refused now."
 )
 
 

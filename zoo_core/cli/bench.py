@@ -8,22 +8,25 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from zoo_core.bench.cases import DTYPES, LENGTHS, MODES, sweep
-from zoo_core.cli import bench_task, output
-from zoo_core.cli.model_options import assignments, settings
+from zoo_core.bench import baseline
+from zoo_core.bench.cases import DTYPES, LENGTHS, MODES, Case, sweep
+from zoo_core.cli import bench_task, options, output, targets
 from zoo_core.cli.references import host
 from zoo_core.errors import BenchError
 
 if TYPE_CHECKING:
     from zoo_core.bench.contest import Progress
+    from zoo_core.bench.rows import Row
     from zoo_core.mechanism import Mechanism
 
 _MODEL_LENGTHS = (512, 1024, 2048, 4096)
+_AXES = tuple(spec.name for spec in fields(Case))
 
 
 def _several(each: Any) -> Any:
@@ -68,13 +71,18 @@ _MOST_THREADS = 4 * (os.cpu_count() or 256)
 )
 @click.option("--attention", metavar="NAMES", help="The mechanisms, divided by commas.")
 @click.option(
-    "--length", metavar="N,...", callback=_counts, help="Tokens. Default: 512,1024,2048,4096,8192."
+    "--length",
+    metavar="N,...",
+    callback=_counts,
+    help=f"Tokens. Default: {','.join(map(str, LENGTHS))}.",
 )
 @click.option(
     "--batch", metavar="N,...", callback=_counts, default="1", show_default=True, help="Samples."
 )
-@click.option("--heads", metavar="N,...", callback=_counts, help="Heads. Default: 12.")
-@click.option("--width", metavar="N,...", callback=_counts, help="Width of a head. Default: 64.")
+@click.option("--heads", metavar="N,...", callback=_counts, help=f"Heads. Default: {Case.heads}.")
+@click.option(
+    "--width", metavar="N,...", callback=_counts, help=f"Width of a head. Default: {Case.width}."
+)
 @click.option(
     "--dtype", callback=_several(click.Choice(DTYPES)), default="float32", show_default=True
 )
@@ -103,14 +111,7 @@ _MOST_THREADS = 4 * (os.cpu_count() or 256)
     help="The least time of one turn.",
 )
 @click.option("--peers/--no-peers", default=True, help="Measure public implementations too.")
-@click.option(
-    "--option",
-    "options",
-    metavar="KEY=VALUE",
-    multiple=True,
-    callback=assignments,
-    help="An option of the one mechanism, such as rank=64; may be repeated.",
-)
+@options.mechanism_option
 @click.option(
     "--task",
     metavar="NAME",
@@ -118,18 +119,21 @@ _MOST_THREADS = 4 * (os.cpu_count() or 256)
     "--model: a head, such as masked-lm.",
 )
 @bench_task.task_options
-@click.option(
-    "--set",
-    "model_kwargs",
-    metavar="KEY=VALUE",
-    multiple=True,
-    callback=settings,
-    help="With --model: a setting of it, such as num_hidden_layers=1; may be repeated.",
-)
+@options.host_setting
 @click.option("--json", is_flag=True, help="Print JSON lines, each as soon as it is known.")
 @click.option("--markdown", is_flag=True, help="Print a summary for a README.")
-@click.option("--plot", type=click.Path(path_type=Path), help="Draw time and memory: PNG, SVG.")
-@click.option("--save", type=click.Path(path_type=Path), help="Keep the measurements as JSON.")
+@click.option(
+    "--plot",
+    type=click.Path(path_type=Path),
+    callback=targets.picture,
+    help="Draw time and memory: PNG, SVG.",
+)
+@click.option(
+    "--save",
+    type=click.Path(path_type=Path),
+    callback=targets.file,
+    help="Keep the measurements as JSON.",
+)
 @click.option(
     "--against",
     metavar="FILE",
@@ -140,36 +144,16 @@ _MOST_THREADS = 4 * (os.cpu_count() or 256)
 @click.option(
     "--tolerance",
     type=_Finite(min=0),
-    default=0.1,
+    default=baseline.TOLERANCE,
     show_default=True,
     help="With --against: the change that is no change, beyond noise.",
 )
 def command(
     names: tuple[str, ...],
-    model: str | None,
     attention: str | None,
-    length: list[int] | None,
-    batch: list[int],
-    heads: list[int] | None,
-    width: list[int] | None,
-    dtype: list[str],
-    device: str,
-    mode: list[str],
-    padded: bool,
-    threads: int | None,
-    rounds: int,
-    seconds: float,
-    peers: bool,
-    options: dict[str, Any],
+    model: str | None,
     task: str | None,
-    model_kwargs: dict[str, Any],
-    json: bool,
-    markdown: bool,
-    plot: Path | None,
-    save: Path | None,
-    against: Path | None,
-    tolerance: float,
-    **learning: Any,
+    **given: Any,
 ) -> None:
     """Measure MECHANISMs (names, patterns such as '*former', or all) against fused softmax.
 
@@ -181,78 +165,113 @@ def command(
 
     Ctrl-C ends a run and keeps what is complete.
     """  # noqa: D301 - click reads this backspace
-    if json and markdown:
+    if given["json"] and given["markdown"]:
         raise click.UsageError("choose one of --json and --markdown")
     candidates = [*names, *(attention or "").split(",")]
-    context = click.get_current_context()
     if task and model is None:
-        lesson = bench_task.lesson_settings(context)
-        with _progress() as progress:
-            complete = bench_task.run_task(
-                task,
-                _mechanisms(candidates),
-                options=options,
-                guided=learning["guided"],
-                json=json,
-                progress=progress,
-                **lesson,
-            )
-        raise SystemExit(0 if complete else 1)
-    bench_task.refuse_task_options(context)
-    if model is None and model_kwargs:
-        raise click.UsageError("--set belongs to --model")
-    if model is not None and (heads or width):
-        raise click.UsageError("--heads and --width are the model's own; use --set")
-    cases = sweep(
-        length=length or (_MODEL_LENGTHS if model else LENGTHS),
-        batch=batch,
-        heads=heads or 12,
-        width=width or 64,
-        dtype=dtype,
-        device=device,
-        mode=mode,
-        padded=padded,
-    )
+        done = _learn(task, candidates, **given)
+    else:
+        done = _race(candidates, model=model, task=task, **given)
+    if not done:
+        raise SystemExit(1)
+
+
+def _learn(
+    task: str,
+    candidates: Sequence[str],
+    *,
+    options: dict[str, Any],
+    guided: bool | None,
+    json: bool,
+    **_: Any,
+) -> bool:
+    """What small models learn of a task; whether all of it is complete."""
+    lesson = bench_task.lesson_settings(click.get_current_context())
     chosen = _mechanisms(candidates)
+    with _progress() as progress:
+        return bench_task.run_task(
+            task, chosen, options=options, guided=guided, json=json, progress=progress, **lesson
+        )
+
+
+def _race(
+    candidates: Sequence[str],
+    *,
+    model: str | None,
+    json: bool,
+    markdown: bool,
+    plot: Path | None,
+    save: Path | None,
+    against: Path | None,
+    tolerance: float,
+    **how: Any,
+) -> bool:
+    """Times and memory; whether all of it was measured, and nothing got worse."""
+    bench_task.refuse_task_options(click.get_current_context())
+    if model is None and how["model_kwargs"]:
+        raise click.UsageError("--set belongs to --model")
+    cases = _cases(model, **how)
+    chosen = _mechanisms(candidates)
+    before = baseline.load(against) if against else None
     # It warns of a CUDA toolkit without a GPU, which is no concern of ours.
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
     with output.working("loading torch"):
-        from zoo_core.bench import baseline, layers, models
-        from zoo_core.bench.contest import Effort
         from zoo_core.bench.machine import describe_machine
-        from zoo_core.bench.plots import check_drawable
         from zoo_core.cli.bench_report import Report
 
-        machine = describe_machine(device, threads)
-    if plot:
-        check_drawable(plot)
-    if save:
-        baseline.check_savable(save)
-    before = baseline.load(against) if against else None
+        machine = describe_machine(how["device"], how["threads"])
     report = Report(machine, model=model, json=json)
     with _progress() as progress:
-        how: dict[str, Any] = {
-            "options": options or None,
-            "peers": peers,
-            "effort": Effort(rounds=rounds, seconds=seconds, threads=threads),
-            "progress": progress,
-        }
-        if model is None:
-            report.take(layers.measure(chosen, cases, **how))
-        else:
-            family, weights = host(model)
-            how |= {"pretrained": weights or False, "task": task, **model_kwargs}
-            report.take(models.measure_models(family, chosen, cases, **how))
+        report.take(_rows(chosen, cases, model, progress, **how))
     report.show(summary=markdown)
-    if model is not None and length:
-        report.remark_on_lengths(length)
+    if model is not None and how["length"]:
+        report.remark_on_lengths(how["length"])
     if save:
         report.keep(save)
     worse = before is not None and report.compare(before, tolerance)
     if plot:
         report.draw(plot)
-    if worse or report.interrupted or not report.measured:
-        raise SystemExit(1)
+    return bool(report.measured) and not (worse or report.interrupted)
+
+
+def _cases(model: str | None, **given: Any) -> list[Case]:
+    """Every combination of the axes that were given, the others at their defaults."""
+    if model is not None and (given["heads"] or given["width"]):
+        raise click.UsageError("--heads and --width are the model's own; use --set")
+    axes = {name: given[name] for name in _AXES if given[name] is not None}
+    return sweep(**{"length": _MODEL_LENGTHS if model else LENGTHS, **axes})
+
+
+def _rows(
+    chosen: Sequence[Mechanism],
+    cases: Sequence[Case],
+    model: str | None,
+    progress: Progress | None,
+    *,
+    options: dict[str, Any],
+    peers: bool,
+    rounds: int,
+    seconds: float,
+    threads: int | None,
+    task: str | None,
+    model_kwargs: dict[str, Any],
+    **_: Any,
+) -> Iterator[Row]:
+    """Measure bare mechanisms, or a whole model with each."""
+    from zoo_core.bench import layers, models
+    from zoo_core.bench.contest import Effort
+
+    how: dict[str, Any] = {
+        "options": options or None,
+        "peers": peers,
+        "effort": Effort(rounds=rounds, seconds=seconds, threads=threads),
+        "progress": progress,
+    }
+    if model is None:
+        return layers.measure(chosen, cases, **how)
+    family, weights = host(model)
+    how |= {"pretrained": weights or False, "task": task, **model_kwargs}
+    return models.measure_models(family, chosen, cases, **how)
 
 
 def _mechanisms(names: Sequence[str]) -> list[Mechanism]:

@@ -18,6 +18,7 @@ from zoo_core.bench.rows import Row
 from zoo_core.bench.scaling import break_evens, scalings
 from zoo_core.cli import output
 from zoo_core.cli.output import Cell
+from zoo_core.words import plural
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -51,7 +52,7 @@ class Report:
                 self._line("row", row.as_dict())
         except KeyboardInterrupt:
             self.interrupted = True
-            output.warn(f"interrupted; {output.plural(len(self.rows), 'row')} complete")
+            output.warn(f"interrupted; {plural(len(self.rows), 'row')} complete")
 
     def show(self, *, summary: bool = False) -> None:
         """Tables of what was measured, or its fits as JSON lines; what was not, on stderr.
@@ -90,7 +91,7 @@ class Report:
         if not self.measured:
             output.warn(f"{path} is {kept}: no mechanism was measured")
         elif self.interrupted and path.exists():
-            rows = output.plural(len(self.rows), "row")
+            rows = plural(len(self.rows), "row")
             output.warn(f"{path} is {kept}: the {rows} of this interrupted run are not kept")
         else:
             command = f"zoo {shlex.join(sys.argv[1:])}"

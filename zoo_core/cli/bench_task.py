@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import json as json_module
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from zoo_core.cli import output
+from zoo_core.cli.options import together
+from zoo_core.words import plural
 
 if TYPE_CHECKING:
     from zoo_core.bench.contest import Progress
     from zoo_core.mechanism import Mechanism
     from zoo_core.rasp.learning import Outcome
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-_OPTIONS = (
+#: Options that only a task has use for.
+task_options = together(
     click.option("--steps", type=click.IntRange(min=0), help="With --task: optimiser steps."),
     click.option(
         "--guided/--free",
@@ -45,13 +46,6 @@ _SETTINGS = {
     "seed": "seed",
 }
 _ALSO = ("names", "attention", "options", "task", "guided", "json")
-
-
-def task_options(command: F) -> F:
-    """Add steps, guided, depth and seed to a command."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
 
 
 def lesson_settings(context: click.Context) -> dict[str, Any]:
@@ -120,7 +114,7 @@ def run_task(
                 click.echo(json_module.dumps(line, ensure_ascii=False))
     except KeyboardInterrupt:
         interrupted = True
-        output.warn(f"interrupted; {output.plural(len(outcomes), 'model')} complete")
+        output.warn(f"interrupted; {plural(len(outcomes), 'model')} complete")
     if not json and any(outcome.score for outcome in outcomes):
         _show(outcomes)
     for outcome in outcomes:

@@ -7,19 +7,20 @@ from typing import Any
 
 import click
 
-from zoo_core.cli import output, targets
-from zoo_core.cli.data_options import data_options
+from zoo_core.cli import options, output, targets
 from zoo_core.cli.output import Cell
 from zoo_core.cli.references import checkpoint, opened
 from zoo_core.cli.setting_options import setting_options
 from zoo_core.cli.teachers import teacher_of
+from zoo_core.errors import OptionError
 from zoo_core.fidelity.settings import Settings
+from zoo_core.plain import terminal_width
 
 
 @click.command("calibrate")
 @click.argument("model", callback=checkpoint)
 @click.argument("data")
-@data_options
+@options.data_options
 @click.option(
     "--packed", is_flag=True, help="Join texts into rows of the maximal length; no padding."
 )
@@ -29,7 +30,7 @@ from zoo_core.fidelity.settings import Settings
     "target",
     required=True,
     type=click.Path(file_okay=False, path_type=Path),
-    callback=targets.folder,
+    callback=targets.checkpoint,
     help="The checkpoint directory to write.",
 )
 @click.option(
@@ -72,6 +73,10 @@ def command(
     from zoo_core.fidelity.calibration import calibrate
     from zoo_core.fidelity.processes import Processes
 
+    try:
+        Settings(**settings)
+    except OptionError as error:
+        raise click.UsageError(str(error)) from error
     with output.working(f"loading {model}"):
         pupil, known = opened(model, tokenizer)
         original = teacher_of(pupil, teacher)
@@ -92,7 +97,7 @@ def command(
     if json:
         output.as_json(report.as_dict())
     else:
-        output.say(str(report))
+        output.say(report.text(terminal_width()))
         output.say("\nwritten to ", Cell(str(target), bold=True))
     if picture is not None:  # last: what cannot be drawn must not cost the report
         report.picture(picture)

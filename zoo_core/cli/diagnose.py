@@ -7,11 +7,11 @@ from typing import Any, get_args
 
 import click
 
-from zoo_core.cli import output
-from zoo_core.cli.data_options import tokenizer_option
+from zoo_core.cli import options, output, targets
 from zoo_core.cli.references import checkpoint, opened
 from zoo_core.diagnose.reports import Part
 from zoo_core.errors import ZooError
+from zoo_core.plain import terminal_width
 
 _PARTS = get_args(Part)
 
@@ -27,15 +27,16 @@ _PARTS = get_args(Part)
     help="What to measure; may be repeated. Default: everything.",
 )
 @click.option("--layers", help="Layers whose heads are looked at: 3, 0-3, 4-, self. Default: all.")
-@tokenizer_option
-@click.option("--max-length", type=click.IntRange(min=1), help="Longest text, in tokens.")
-@click.option("--column", help="Which column of a dataset holds the inputs.")
-@click.option("--limit", type=click.IntRange(min=1), default=16, show_default=True, help="Samples.")
-@click.option("--batch-size", type=click.IntRange(min=1), default=4, show_default=True)
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@options.tokenizer
+@options.max_length
+@options.column
+@options.samples(16)
+@options.batch_size(4)
+@options.seed
 @click.option(
     "--picture",
     type=click.Path(dir_okay=False, path_type=Path),
+    callback=targets.pictures,
     help="Draw the maps of one sample: .png or .svg, both without a suffix.",
 )
 @click.option("--json", is_flag=True, help="Print the report as JSON.")
@@ -66,7 +67,7 @@ def command(
     if json:
         output.as_json(report.as_dict())
     else:
-        output.say(str(report))
+        output.say(report.text(terminal_width()))
     if report.unfinished:
         raise ZooError(f"interrupted before these were done: {', '.join(report.unfinished)}")
     if picture is not None:

@@ -6,27 +6,25 @@ from pathlib import Path
 
 import click
 
-from zoo_core.cli import output, targets
-from zoo_core.cli.data_options import data_options
+from zoo_core.cli import options, output, targets
 from zoo_core.cli.references import checkpoint, opened
 from zoo_core.cli.teachers import teacher_of
+from zoo_core.plain import terminal_width
 
 
 @click.command("evaluate")
 @click.argument("model", callback=checkpoint)
 @click.argument("data")
-@data_options
+@options.data_options
 @click.option(
     "--labels",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="A text file with one label a line, for a probe; a dataset brings its own.",
 )
-@click.option(
-    "--limit", type=click.IntRange(min=4), default=256, show_default=True, help="Samples."
-)
-@click.option("--batch-size", type=click.IntRange(min=1), default=8, show_default=True)
+@options.samples(256, least=4)
+@options.batch_size(8)
 @click.option("--pooling", type=click.Choice(["mean", "cls"]), default="mean", show_default=True)
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@options.seed
 @click.option(
     "--picture",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -77,6 +75,6 @@ def command(
     if json:
         output.as_json(report.as_dict())
     else:
-        output.say(str(report))
+        output.say(report.text(terminal_width()))
     if picture is not None:  # last: what cannot be drawn must not cost the report
         report.picture(picture)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from zoo_core.cli import output
 from zoo_core.cli.output import Cell
+from zoo_core.words import plural
 
 if TYPE_CHECKING:
     from zoo_core.architecture import Architecture
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
 
 _LETTERS = {"key_padding": "P", "causal": "C", "cross": "X", "bias": "B", "weights": "M"}
 _LEGEND = "P padding, C causal, X cross-attention, B bias, M attention map"
+#: Columns of a formula where there is no room for summaries either: 80 hold the whole table.
+_FORMULA = 21
 _COLOURS = {"exact": "green", "approximate": "yellow", "needs-training": "magenta"}
 
 
@@ -125,11 +129,26 @@ def _mechanism(one: Mechanism, contested: set[str]) -> list[str | Cell]:
     return [
         _label(one, contested),
         one.family,
-        output.growth(one.time),
+        _time(one),
         Cell(one.swap, _COLOURS[one.swap]),
         " ".join(promises),
         one.summary,
     ]
+
+
+def _time(one: Mechanism) -> str:
+    formula = output.growth(one.time)
+    return formula if output.is_wide() else in_lines(formula, _FORMULA)
+
+
+def in_lines(formula: str, wide: int) -> str:
+    """A formula of at most `wide` columns, broken after signs, so that no name in it is cut."""
+    lines = [""]
+    for part in re.split(r"(?<=[ ·*/+])", formula):
+        if lines[-1] and len((lines[-1] + part).rstrip()) > wide:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def _architecture(one: Architecture, contested: set[str]) -> list[str | Cell]:
@@ -153,4 +172,4 @@ def _remark(kind: Kind, count: int, contested: set[str]) -> None:
     if not count:
         output.warn(" ".join([f"No {kind} fit.", *absences()]))
     elif failed := sum(bool(plugin.failures) for plugin in plugins.installed()):
-        output.warn(f"{output.plural(failed, 'plugin')} failed to load, see `zoo plugins`")
+        output.warn(f"{plural(failed, 'plugin')} failed to load, see `zoo plugins`")

@@ -13,6 +13,7 @@ from zoo_core.cli import output
 from zoo_core.cli.output import Cell
 from zoo_core.cli.plugins_doctor import doctor
 from zoo_core.cli.plugins_install import install, uninstall
+from zoo_core.words import plural
 
 if TYPE_CHECKING:
     from zoo_core.plugins import Failure, Plugin
@@ -121,7 +122,7 @@ def _adds(group: Sequence[Plugin]) -> Iterator[str]:
     }
     for noun, names in kinds.items():
         if names:
-            yield f"{output.plural(len(names), noun)}: {', '.join(sorted(names))}"
+            yield f"{plural(len(names), noun)}: {', '.join(sorted(names))}"
 
 
 def _section(title: str, colour: str, remarks: Sequence[tuple[Plugin, str]]) -> None:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
 
 from zoo_core.cli import output
 from zoo_core.cli.output import Cell
+from zoo_core.telling import told
+from zoo_core.words import plural
 
 if TYPE_CHECKING:
     from zoo_core.doctor import Examination
@@ -29,7 +29,7 @@ def doctor(distribution: str | None, quick: bool, json: bool) -> None:
     from zoo_core.doctor import examine
 
     found = []
-    with _progress() as progress:
+    with told("loading plugins") as progress:
         for examination in examine(distribution, quick=quick, progress=progress):
             found.append(examination)
             if not json:
@@ -40,18 +40,6 @@ def doctor(distribution: str | None, quick: bool, json: bool) -> None:
         _summary(found)
     if not all(examination.passed for examination in found):
         raise SystemExit(1)
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str], None]]:
-    """A function that shows on a terminal's stderr which check is running."""
-    if not sys.stderr.isatty():
-        yield lambda doing: None
-        return
-    from rich.console import Console
-
-    with Console(stderr=True).status("loading plugins ...") as status:
-        yield lambda doing: status.update(f"{doing} ...")
 
 
 def _report(examination: Examination) -> None:
@@ -86,11 +74,11 @@ def _summary(found: Sequence[Examination]) -> None:
     output.say()
     if broken or unloaded:
         parts = [f"{broken} of {_checks(len(checks))} failed"] if broken else []
-        parts += [f"{output.plural(unloaded, 'plugin')} did not load whole"] if unloaded else []
+        parts += [f"{plural(unloaded, 'plugin')} did not load whole"] if unloaded else []
         output.say(Cell("; ".join(parts), "red"))
     else:
         output.say(Cell(f"{_checks(len(checks))} passed, nothing failed", "green"))
 
 
 def _checks(count: int) -> str:
-    return output.plural(count, "check")
+    return plural(count, "check")

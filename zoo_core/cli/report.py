@@ -7,13 +7,15 @@ from typing import Any
 
 import click
 
-from zoo_core.cli import output
-from zoo_core.cli.data_options import data_options
+from zoo_core.checkpoint.calibration import is_undone
+from zoo_core.cli import options, output, targets
 from zoo_core.cli.output import Cell
 from zoo_core.cli.references import checkpoints, tokenizer_of
 from zoo_core.cli.teachers import NEEDED
 from zoo_core.errors import ZooError
+from zoo_core.plain import terminal_width
 from zoo_core.report.records import PARTS, Part
+from zoo_core.targets import check_file
 from zoo_core.telling import told
 
 
@@ -25,9 +27,10 @@ from zoo_core.telling import told
     "--output",
     "target",
     type=click.Path(dir_okay=False, path_type=Path),
+    callback=targets.page,
     help="The page to write, .html or .md. Default: report.html, unless it is printed.",
 )
-@data_options
+@options.data_options
 @click.option(
     "--part",
     "parts",
@@ -42,9 +45,9 @@ from zoo_core.telling import told
     show_default=True,
     help="Full: longer races, Jacobian norms and sensitivity.",
 )
-@click.option("--limit", type=click.IntRange(min=4), default=64, show_default=True, help="Samples.")
-@click.option("--batch-size", type=click.IntRange(min=1), default=8, show_default=True)
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@options.samples(64, least=4)
+@options.batch_size(8)
+@options.seed
 @click.option("--json", is_flag=True, help="Print the report as JSON.")
 @click.option("--markdown", is_flag=True, help="Print the report as Markdown, for a model card.")
 def command(
@@ -68,12 +71,9 @@ def command(
     if json and markdown:
         raise click.UsageError("--json and --markdown cannot both be printed")
     from zoo_core.report import compare, examine
-    from zoo_core.report.rendering import check_writable
 
     if target is None and not (json or markdown):
-        target = Path("report.html")
-    if target is not None:
-        check_writable(target)
+        target = check_file("report.html")
     how |= {"parts": parts or PARTS, "teacher": teacher}
     if tokenizer is not None:
         how["tokenizer"] = tokenizer_of(tokenizer, needed=True)
@@ -90,11 +90,12 @@ def command(
     elif markdown:
         output.say(found.markdown())
     else:
-        output.say(str(found))
+        output.say(found.text(terminal_width()))
     if target is not None:
         output.say("written to ", Cell(str(target), bold=True), stderr=json or markdown)
     for one in [found] if len(models) == 1 else found.reports:
-        train = (one.model.calibration or {}).get("train", "mechanism")
+        done = one.model.calibration or {}
+        train = "mechanism" if is_undone(done) else done.get("train", "mechanism")
         if teacher is None and "retention" in how["parts"] and train != "mechanism":
             output.warn(f"{one.name}: {NEEDED.format(train=train)}")
     if found.interrupted:

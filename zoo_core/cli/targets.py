@@ -1,41 +1,61 @@
-"""Where verbs that take minutes write what they find: checked before they start."""
+"""Callbacks for where verbs that take minutes write: checked before they start."""
 
 from __future__ import annotations
 
-import os
+from collections.abc import Callable
 from pathlib import Path
 
 import click
 
+from zoo_core import targets
 from zoo_core.errors import ZooError
 
-
-def folder(context: click.Context, parameter: click.Parameter, value: Path | None) -> Path | None:
-    """A callback for a directory that is there or can be made. Raises BadParameter."""
-    if value is not None:
-        whole = value.absolute()
-        _check_folder(next(one for one in (whole, *whole.parents) if one.exists()), value)
-    return value
+Callback = Callable[[click.Context, click.Parameter, Path | None], Path | None]
 
 
-def picture(context: click.Context, parameter: click.Parameter, value: Path | None) -> Path | None:
-    """A callback for a picture that matplotlib can write. Raises BadParameter, or ZooError."""
-    if value is None:
-        return None
-    try:
-        from matplotlib.backend_bases import FigureCanvasBase
-    except ImportError as error:
-        raise ZooError("pictures need matplotlib: pip install 'zoo-core[plots]'") from error
-    known = sorted(FigureCanvasBase.get_supported_filetypes())
-    if value.suffix[1:].lower() not in known:
-        raise click.BadParameter(f"{value} must end with one of .{', .'.join(known)}")
-    _check_folder(value.absolute().parent, value)
-    return value
+def _callback(check: Callable[[Path], object]) -> Callback:
+    """A callback that raises BadParameter where `check` raises ZooError."""
+
+    def parse(
+        context: click.Context, parameter: click.Parameter, value: Path | None
+    ) -> Path | None:
+        try:
+            if value is not None:
+                check(value)
+        except ZooError as error:
+            raise click.BadParameter(str(error)) from error
+        return value
+
+    return parse
 
 
-def _check_folder(place: Path, target: Path) -> None:
-    if not place.is_dir():
-        kind = "is a file" if place.exists() else "is not there, make it first"
-        raise click.BadParameter(f"{target} cannot be written: {place} {kind}")
-    if not os.access(place, os.W_OK):
-        raise click.BadParameter(f"{target} cannot be written: no permission for {place}")
+def _checkpoint(value: Path) -> None:
+    from zoo_core.checkpoint.atomic import check_target
+
+    targets.check_folder(value)
+    check_target(value)
+
+
+def _page(value: Path) -> None:
+    from zoo_core.report.rendering import SUFFIXES
+
+    targets.check_file(value, SUFFIXES)
+
+
+def _picture(value: Path) -> None:
+    targets.check_file(value, targets.FORMATS)
+    targets.figure_class()
+
+
+#: A directory that is there or can be made.
+folder = _callback(targets.check_folder)
+#: Such a directory, without weights that a checkpoint would take the place of.
+checkpoint = _callback(_checkpoint)
+#: A file of any name.
+file = _callback(targets.check_file)
+#: A page of `zoo report`.
+page = _callback(_page)
+#: A picture that matplotlib can write.
+picture = _callback(_picture)
+#: The same, or two where there is no suffix.
+pictures = _callback(targets.check_picture)

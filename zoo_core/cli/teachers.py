@@ -23,7 +23,7 @@ def teacher_of(model: nn.Module, reference: str | None) -> nn.Module | None:
     """
     from zoo_core.checkpoint.calibration import trained_host
     from zoo_core.fidelity.originals import original_in
-    from zoo_core.patching import unwrap
+    from zoo_core.hosts import unwrap
 
     if reference is not None:
         return original_in(reference, model)

@@ -27,8 +27,7 @@ from torch import Tensor, nn
 
 from zoo_core import registry
 from zoo_core.attention import Context, Site
-from zoo_core.diagnose.maps import effective_map
-from zoo_core.diagnose.watching import supports_of
+from zoo_core.diagnose.maps import effective_map, find_map, has_map
 from zoo_core.errors import OptionError, ZooError
 from zoo_core.patching import build_modules
 from zoo_core.plan import Step
@@ -218,10 +217,8 @@ def key_recall(
         module = build_modules([step], seed=seed)[site.path].double().eval()
         q, k = fixture.q[None, None] * width**0.5, fixture.k[None, None]
         ctx = Context(carry={} if "carry" in record.supports.needs else None)
-        if supports_of(module).weights:
-            found = module.attention_map(q, k, ctx)  # type: ignore[operator]
-        elif supports_of(module).linear_in_v:
-            found = effective_map(module, q, k, torch.zeros_like(k), ctx)
+        if has_map(module):
+            found = find_map(module, q, k, torch.zeros_like(k), ctx)
         else:
             found = _influence(module, q, k, ctx)
     except ZooError as error:

@@ -17,16 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from zoo_core.diagnose.rank import effective_rank
 from zoo_core.diagnose.reports import DepthAdvice
 from zoo_core.errors import ZooError
-from zoo_core.patching import adapter_of, unwrap
+from zoo_core.hosts import adapter_of, unwrap
 
 _A, _B = 5.039, 0.0555
-
-
-def fitted_width(depth: float) -> float:
-    """The width that the fit gives a model of `depth` layers."""
-    return math.exp(_A + _B * depth)
 
 
 def fitted_depth(width: float) -> float:
@@ -55,7 +51,7 @@ def advise(model: Any) -> DepthAdvice:
         embedding=name,
         dim=sites[0].dim if sites else weight.shape[-1],
         rank=rank,
-        effective_rank=effective_rank_of(singular),
+        effective_rank=float(effective_rank(singular)),
         width=width,
         depth=depth,
         suggested_depth=fitted_depth(width),
@@ -64,12 +60,6 @@ def advise(model: Any) -> DepthAdvice:
             for site in narrow
         ),
     )
-
-
-def effective_rank_of(singular: Tensor) -> float:
-    """exp of the entropy of the singular values as shares: the rank that is really used."""
-    shares = singular / singular.sum().clamp(min=1e-300)
-    return float(torch.special.entr(shares).sum().exp())
 
 
 def _embedding(host: nn.Module) -> tuple[str, Tensor]:

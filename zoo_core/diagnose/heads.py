@@ -11,6 +11,7 @@ from torch import Tensor
 
 from zoo_core.attention import Context
 from zoo_core.diagnose.maps import has_map, map_of, undefined
+from zoo_core.diagnose.rank import effective_rank
 from zoo_core.diagnose.reports import AttentionScore, HeadScore
 from zoo_core.diagnose.watching import Call
 from zoo_core.nn import masks, softmax
@@ -176,10 +177,7 @@ def _distances(call: Call) -> Tensor:
 def _effective_rank(weights: Tensor) -> Tensor:
     if not bool(weights.isfinite().all()):
         return torch.full(weights.shape[:2], torch.nan, device=weights.device)
-    singular = torch.linalg.svdvals(weights)
-    shares = singular / singular.sum(-1, keepdim=True).clamp(min=1e-30)
-    rank: Tensor = torch.special.entr(shares).sum(-1).exp()
-    return rank
+    return effective_rank(torch.linalg.svdvals(weights))
 
 
 def _agreement(shares: Tensor, rows: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from zoo_core.fidelity import preparing
 from zoo_core.fidelity.samples import encode
 from zoo_core.fidelity.sources import read
 from zoo_core.fidelity.training import to_device
-from zoo_core.patching import unwrap
+from zoo_core.hosts import unwrap
 from zoo_core.plan import Layers
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from zoo_core.attention import Context
 from zoo_core.diagnose.watching import Call, Scratch, chosen_sites, supports_of, watched
 from zoo_core.errors import OptionError, UnsupportedCall
-from zoo_core.patching import unwrap
+from zoo_core.hosts import unwrap
 from zoo_core.plan import Layers
 
 
@@ -90,12 +90,17 @@ def undefined(mechanism: str) -> str:
 
 
 def map_of(call: Call) -> Tensor:
-    """The map (B, H, L, S) of one call: the mechanism's own, else the effective one."""
+    """The map (B, H, L, S) of one call, see `find_map`; what is carried stays as it was."""
     ctx = call.ctx if call.ctx.carry is None else replace(call.ctx, carry=Scratch(call.ctx.carry))
-    if call.supports.weights:
-        own: Tensor = call.module.attention_map(call.q, call.k, ctx)  # type: ignore[operator]
+    return find_map(call.module, call.q, call.k, call.v, ctx)
+
+
+def find_map(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> Tensor:
+    """The map (B, H, L, S) of a mechanism: its own, else the effective one. See `has_map`."""
+    if supports_of(module).weights:
+        own: Tensor = module.attention_map(q, k, ctx)  # type: ignore[operator]
         return own
-    return effective_map(call.module, call.q, call.k, call.v, ctx)
+    return effective_map(module, q, k, v, ctx)
 
 
 def labels_of(call: Call) -> Labels:

@@ -30,7 +30,7 @@ from zoo_core.fidelity.observing import observe
 from zoo_core.fidelity.samples import Samples, encode
 from zoo_core.fidelity.sources import Source, read
 from zoo_core.fidelity.training import to_device
-from zoo_core.patching import unwrap
+from zoo_core.hosts import unwrap
 from zoo_core.plan import Layers
 from zoo_core.telling import Progress, silent, told
 

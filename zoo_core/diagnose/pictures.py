@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from zoo_core.diagnose.maps import AttentionMaps, Labels
-from zoo_core.errors import OptionError, ZooError
+from zoo_core.errors import OptionError
+from zoo_core.targets import check_picture, figure_class, save_figure
 
-FORMATS = (".png", ".svg", ".pdf")
 #: More tokens than this are joined into groups: nobody reads 4096 ticks.
 GROUPS = 64
 #: As many tokens have their words beside the map.
@@ -38,7 +38,9 @@ def draw_maps(
     path: with a suffix (.png, .svg, .pdf) one file; without one both .png and .svg.
     tokens: the words of the sample, its padding included. Padding is cut off; a white line ends
     the prefix; more than 64 tokens are joined into groups.
+    Raises ZooError where the files cannot be written, before anything is drawn.
     """
+    files = check_picture(path)
     panels = _panels(maps, sample, heads)
     if not 0 < len(panels) <= PANELS:
         raise OptionError(
@@ -53,7 +55,7 @@ def draw_maps(
     for axes in places[len(panels) :]:
         axes.set_visible(False)
     figure.suptitle(title or "who looks (rows) at whom (columns)", fontsize=10)
-    return save(figure, path)
+    return [save_figure(figure, file) for file in files]
 
 
 def draw_on_image(
@@ -63,6 +65,7 @@ def draw_on_image(
 
     Gives the files written; see `draw_maps`.
     """
+    files = check_picture(path)
     if heat.dim() != 2:
         raise OptionError(f"a map over an image is (rows, cols), not {tuple(heat.shape)}")
     figure = _figure(1 if image is None else 2)
@@ -80,7 +83,7 @@ def draw_on_image(
     for axes in places:
         axes.set_axis_off()
     figure.suptitle(title or "what the class token sees", fontsize=10)
-    return save(figure, path)
+    return [save_figure(figure, file) for file in files]
 
 
 def grouped(weights: Tensor, groups: int = GROUPS) -> Tensor:
@@ -89,31 +92,10 @@ def grouped(weights: Tensor, groups: int = GROUPS) -> Tensor:
     return rows @ weights @ columns.mT
 
 
-def save(figure: Any, path: str | Path) -> list[Path]:
-    """Write a figure: one file, or a PNG and an SVG where the path has no suffix.
-
-    Raises ZooError for another suffix or where it cannot be written.
-    """
-    path = Path(path)
-    files = [path] if path.suffix else [path.with_suffix(".png"), path.with_suffix(".svg")]
-    for file in files:
-        if file.suffix.lower() not in FORMATS:
-            raise ZooError(f"{file} must end with one of {', '.join(FORMATS)}")
-        try:
-            figure.savefig(file, dpi=150)
-        except OSError as error:
-            raise ZooError(f"{file} could not be written: {error}") from error
-    return files
-
-
 def _figure(panels: int) -> Any:
-    try:
-        from matplotlib.figure import Figure  # its own canvas: no display, no global state
-    except ImportError as error:
-        raise ZooError("pictures need matplotlib: pip install 'zoo-core[plots]'") from error
     rows, columns = _layout(panels)
     size = 6.0 if panels == 1 else 3.4
-    return Figure(figsize=(size * columns, size * rows + 0.4), layout="constrained")
+    return figure_class()(figsize=(size * columns, size * rows + 0.4), layout="constrained")
 
 
 def _layout(panels: int) -> tuple[int, int]:

@@ -40,6 +40,13 @@ def residual_ratio(x: Tensor, mask: Tensor | None = None) -> Tensor:
     return torch.where(size > 0, _norm(residual) / size.clamp(min=1e-300), 0)
 
 
+def effective_rank(singular: Tensor) -> Tensor:
+    """exp of the entropy of singular values (..., n) as shares, (...): the rank really used."""
+    shares = singular / singular.sum(-1, keepdim=True).clamp(min=1e-30)
+    rank: Tensor = torch.special.entr(shares).sum(-1).exp()
+    return rank
+
+
 @torch.no_grad()
 def ratios(
     x: Tensor,

@@ -19,8 +19,9 @@ from zoo_core.diagnose.feed_forward import FeedForward, Run, feed_forward
 from zoo_core.diagnose.watching import Scratch, mechanism_names, supports_of
 from zoo_core.errors import ZooError
 from zoo_core.fidelity.observing import hidden_of, mask_for, observe
+from zoo_core.hosts import adapter_of, unwrap
 from zoo_core.nn.softmax import Softmax
-from zoo_core.patching import Patch, Stack, adapter_of, stack_of, unwrap
+from zoo_core.patching import Patch, Stack, stack_of
 
 
 @dataclass(frozen=True, eq=False)

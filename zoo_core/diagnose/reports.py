@@ -6,20 +6,29 @@ Imports no torch, so that a report can be read where nothing is computed.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import zip_longest
 from typing import Any, Literal
 
-from zoo_core.plain import finite, table
+from zoo_core.plain import finite, paragraph, table
 from zoo_core.plan import ranges, together
+from zoo_core.words import layer_numbers, number
 
 #: What a diagnosis is made of, in this order; each is a field of the report.
 Part = Literal["attention", "rank", "lipschitz", "depth", "sensitivity"]
 
-#: The scores of a head that tables show; JSON has all.
-_SHOWN = tuple(
-    "uniformity effective_rank distance prefix separators agreement error saturated".split()
-)
+#: The scores of a head that tables show, and what they call them; JSON has all.
+HEAD_SCORES = {
+    "uniformity": "uniformity",
+    "effective_rank": "effective rank",
+    "distance": "distance",
+    "prefix": "on prefix",
+    "separators": "on separators",
+    "agreement": "heads agree",
+    "error": "error to softmax",
+    "saturated": "saturated",
+}
 
 FP16_MOST = 65504.0
 DEAD, SATURATED, RESTING, ALIKE, COLLAPSED = 0.02, 0.9, 0.9, 0.95, 1e-3
@@ -189,29 +198,12 @@ class Diagnosis:
         plain: dict[str, Any] = finite({**asdict(self), "warnings": self.warnings})
         return plain
 
-    def __str__(self) -> str:
-        parts = [
-            [f"{self.model} on {self.samples} samples of {self.data}"],
-            self._attention_lines(),
-            self._layer_lines(),
-            self._depth_lines(),
-            [f"warning: {text}" for text in self.warnings] or ["no warnings"],
-        ]
-        return "\n\n".join("\n".join(part) for part in parts if part)
+    @property
+    def by_depth(self) -> list[tuple[str, Sequence[float]]]:
+        """What goes by depth, of what was measured: what it is, and a number for each layer.
 
-    def _attention_lines(self) -> list[str]:
-        if not self.attention:
-            return []
-        rows = [
-            (layer.path, layer.mechanism, *(_number(layer.mean(name)) for name in _SHOWN))
-            for layer in self.attention
-        ]
-        shown = [name.replace("_", " ") for name in _SHOWN]
-        lines = table(("attention, mean of heads", "mechanism", *shown), rows)
-        return [*lines, *_without_map(self.attention)]
-
-    def _layer_lines(self) -> list[str]:
-        """Rank, Jacobian norm and sensitivity, which go by depth."""
+        Of what enters it; some say something of the output too, in one number more.
+        """
         columns: list[tuple[str, Sequence[float]]] = []
         if self.rank is not None:
             columns += [
@@ -222,24 +214,60 @@ class Diagnosis:
             ]
         if self.lipschitz is not None:
             bounds = [math.nan if one.bound is None else one.bound for one in self.lipschitz]
-            columns += [("Jacobian", [one.norm for one in self.lipschitz]), ("bound", bounds)]
+            columns += [("Jacobian norm", [one.norm for one in self.lipschitz])]
+            columns += [("certified bound", bounds)]
         if self.sensitivity is not None:
             by_depth = (*self.sensitivity.by_depth, self.sensitivity.output)
             columns.append(("sensitivity", by_depth))
-        columns = [(name, values) for name, values in columns if values]
-        if not columns:
-            return []
-        depth = max(len(values) for _, values in columns)
-        rows = [
-            (
-                str(n),
-                *(_number(values[n] if n < len(values) else math.nan) for _, values in columns),
-            )
-            for n in range(depth)
-        ]
-        return table(("what enters layer", *(name for name, _ in columns)), rows)
+        return [(name, values) for name, values in columns if values]
 
-    def _depth_lines(self) -> list[str]:
+    def depth_table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+        """`by_depth` as headings and rows; no rows where there is nothing."""
+        columns = self.by_depth
+        values = zip_longest(*(found for _, found in columns), fillvalue=math.nan)
+        rows = [(str(n), *map(number, row)) for n, row in enumerate(values)]
+        return ("what enters layer", *(name for name, _ in columns)), rows
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def text(self, width: int | None = None) -> str:
+        """Tables and warnings for a terminal of so many columns; None: every line is whole."""
+        texts = [f"warning: {text}" for text in self.warnings] or ["no warnings"]
+        heads, rows = self.depth_table()
+        parts = [
+            paragraph(f"{self.model} on {self.samples} samples of {self.data}", width),
+            self._attention_lines(width),
+            table(heads, rows, width) if rows else [],
+            [line for text in self._about_depth() for line in paragraph(text, width)],
+            [line for text in texts for line in paragraph(text, width)],
+        ]
+        return "\n\n".join("\n".join(part) for part in parts if part)
+
+    def _attention_lines(self, width: int | None) -> list[str]:
+        """A line for each layer, with its path where there is room, else with its number."""
+        if not self.attention:
+            return []
+        paths = [layer.path for layer in self.attention]
+        heads = ("mechanism", *HEAD_SCORES.values())
+        rows = [
+            (layer.mechanism, *(number(layer.mean(name)) for name in HEAD_SCORES))
+            for layer in self.attention
+        ]
+        what = "attention, mean of heads"
+        whole = table((what, *heads), _named(paths, rows))
+        numbers = layer_numbers(paths)
+        if width is None or max(map(len, whole)) <= width:
+            lines = whole
+        elif numbers is None:
+            lines = table((what, *heads), _named(paths, rows), width)
+        else:
+            title = paragraph(f"{together(paths)}, mean of heads", width)
+            lines = [*title, *table(("layer", *heads), _named(numbers, rows), width)]
+        reasons = by_reason((layer.path, layer.without_map) for layer in self.attention)
+        return [*lines, *(line for text in reasons for line in paragraph(text, width))]
+
+    def _about_depth(self) -> list[str]:
         if self.depth is None:
             return []
         one = self.depth
@@ -255,10 +283,10 @@ def _about_heads(layers: Sequence[AttentionScore]) -> Iterator[str]:
     """Warnings of heads, those that say the same of several layers in one."""
     found: dict[tuple[str, str], dict[str, list[int]]] = {}
     for layer in layers:
-        for number, head in enumerate(layer.heads):
+        for place, head in enumerate(layer.heads):
             for text in head.warnings():
                 places = found.setdefault((layer.mechanism, text), {})
-                places.setdefault(layer.path, []).append(number)
+                places.setdefault(layer.path, []).append(place)
         if len(layer.heads) > 1 and layer.mean("agreement") > ALIKE:
             text = "the heads of a layer all look at the same"
             found.setdefault((layer.mechanism, text), {})[layer.path] = []
@@ -274,16 +302,19 @@ def _which(heads: Sequence[Sequence[int]]) -> str:
     return f", head{'s' * (len(first) > 1)} {ranges(first)}" if first else ""
 
 
-def _without_map(layers: Sequence[AttentionScore]) -> list[str]:
-    """Why scores of maps are missing, layers that say the same in one line."""
+def by_reason(reasons: Iterable[tuple[str, str | None]]) -> list[str]:
+    """Paths and why there is nothing to say of them, or None: `layer.0-5.self: why`.
+
+    Those that say the same share a line.
+    """
     found: dict[str, list[str]] = {}
-    for layer in layers:
-        if layer.without_map is not None:
-            found.setdefault(layer.without_map, []).append(layer.path)
+    for path, why in reasons:
+        if why is not None:
+            found.setdefault(why, []).append(path)
     return [f"{together(paths)}: {why}" for why, paths in found.items()]
 
 
-def _number(value: float) -> str:
-    if math.isnan(value):
-        return "-"
-    return f"{value:.1e}" if value != 0 and not 1e-3 <= abs(value) < 1e4 else f"{value:.3f}"
+def _named(names: Sequence[object], rows: Iterable[tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
+    """Rows that begin with a name each."""
+    for name, row in zip(names, rows, strict=True):
+        yield str(name), *row

@@ -12,11 +12,13 @@ from torch import Tensor, nn
 
 from zoo_core.attention import Context, Site
 from zoo_core.errors import UnsupportedCall
+from zoo_core.hosts import adapter_of
 from zoo_core.inspection import inspect
 from zoo_core.mechanism import Supports
+from zoo_core.modes import evaluating
 from zoo_core.nn import masks
 from zoo_core.nn.softmax import Softmax
-from zoo_core.patching import Patch, Stack, adapter_of, stack_of
+from zoo_core.patching import Patch, Stack, stack_of
 from zoo_core.plan import Layers, select
 
 
@@ -147,10 +149,8 @@ def watched(host: nn.Module, sites: Sequence[Site]) -> Iterator[Watch]:
     _, adapter = adapter_of(host)
     names = mechanism_names(host)
     running = adapter.installed(host)
-    modes = [(module, module.training) for module in host.modules()]
     with ExitStack() as cleanup:
-        cleanup.callback(_set_modes, modes)
-        host.eval()
+        cleanup.enter_context(evaluating(host))
         stock = {site.path: _softmax(site) for site in sites if running[site.path] is None}
         if stock:
             patch = Patch(host, "", [], stock)
@@ -178,12 +178,6 @@ def _put_back(host: nn.Module, running: Mapping[str, nn.Module | None]) -> None:
     for path, module in running.items():
         if module is not None:
             host.get_submodule(path).zoo = module
-
-
-def _set_modes(modes: Sequence[tuple[nn.Module, bool]]) -> None:
-    """Give every module its own mode back; `train` would overwrite a mixture."""
-    for module, training in modes:
-        module.training = training
 
 
 class _Recorder:

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from zoo_core.attention import Context
-from zoo_core.diagnose.maps import effective_map
+from zoo_core.diagnose.maps import find_map, has_map, undefined
 from zoo_core.errors import OptionError, PatchError, UnsupportedCall
-from zoo_core.patching import adapter_of, stack_of, unwrap
+from zoo_core.hosts import adapter_of, unwrap
+from zoo_core.patching import stack_of
 from zoo_core.rasp.selectors import Selector
 
 
@@ -76,7 +77,7 @@ class Guide:
         self._looking = True
         try:
             return [
-                _map(module, *self._calls.pop(layer))
+                find_map(module, *self._calls.pop(layer))
                 for layer, module in enumerate(self._modules[:layers])
             ]
         finally:
@@ -113,18 +114,7 @@ def mismatch(found: Tensor, selector: Selector) -> Tensor:
 
 
 def _with_map(module: nn.Module, path: str) -> nn.Module:
-    supports: Any = module.zoo_supports
-    if not (supports.weights or supports.linear_in_v):
-        raise UnsupportedCall(
-            f"{path}: {type(module).__name__} has no attention map, its output is not linear in "
-            "the values; its heads cannot be guided"
-        )
+    if not has_map(module):
+        why = undefined(type(module).__name__)
+        raise UnsupportedCall(f"{path}: {why}; its heads cannot be guided")
     return module
-
-
-def _map(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> Tensor:
-    supports: Any = module.zoo_supports
-    if supports.weights:
-        own: Tensor = module.attention_map(q, k, ctx)  # type: ignore[operator]
-        return own
-    return effective_map(module, q, k, v, ctx)

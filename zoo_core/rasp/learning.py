@@ -16,6 +16,7 @@ from zoo_core.builder import build
 from zoo_core.errors import OptionError, ZooError
 from zoo_core.isolation import describe
 from zoo_core.mechanism import Options, option
+from zoo_core.modes import evaluating
 from zoo_core.patching import auxiliary_loss, seeded
 from zoo_core.plan import Attention, rules
 from zoo_core.rasp.guidance import Guide
@@ -217,12 +218,8 @@ def examine(
     """Score a model on `count` held-out words of at most `length` symbols, in evaluation mode."""
     task = _task(task)
     sample = task.sample(count, length, _generator(seed + _HELD_OUT))
-    training = model.training
-    model.eval()
-    try:
+    with evaluating(model):
         answers = torch.cat([_logits(model, part).argmax(-1) for part in _parts(sample)])
-    finally:
-        model.train(training)
     asked = sample.labels != IGNORED
     right = (answers == sample.labels) & asked
     labels = sample.labels[asked]

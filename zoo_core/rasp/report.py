@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from zoo_core.rasp.learning import Outcome
+from zoo_core.words import plural
 
 HEADINGS = ("mechanism", "heads", "tokens", "words", "mismatch", "parameters")
 LEGEND = (
@@ -31,12 +32,8 @@ def caption(outcomes: Sequence[Outcome]) -> str:
     shown = next(outcome for outcome in outcomes if outcome.score)
     lesson, score = shown.lesson, shown.score
     floor = "" if score is None else f", floor {score.floor:.1%}"
+    size = f"{plural(lesson.layers or 0, 'layer')} and {plural(lesson.heads or 0, 'head')}"
     return (
-        f"{shown.task}: words of up to {lesson.length}, BERT of {_plural(lesson.layers, 'layer')} "
-        f"and {_plural(lesson.heads, 'head')} of {lesson.width}, {lesson.steps} steps of "
-        f"{lesson.batch_size}{floor}"
+        f"{shown.task}: words of up to {lesson.length}, BERT of {size} of {lesson.width}, "
+        f"{lesson.steps} steps of {lesson.batch_size}{floor}"
     )
-
-
-def _plural(count: int | None, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

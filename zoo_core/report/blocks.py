@@ -44,9 +44,9 @@ class Table:
     rows: Sequence[Sequence[str]]
     detail: bool = False
 
-    def lines(self) -> list[str]:
-        """The table for a terminal."""
-        return aligned(self.heads, self.rows)
+    def lines(self, width: int | None = None) -> list[str]:
+        """The table for a terminal of so many columns."""
+        return aligned(self.heads, self.rows, width)
 
 
 @dataclass(frozen=True)

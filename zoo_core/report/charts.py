@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from zoo_core.report import words
+from zoo_core import words
 from zoo_core.report.blocks import Lines, Range, Ranges, Series, Style
 
 WIDTH = 360

@@ -13,8 +13,7 @@ from torch import nn
 from zoo_core.errors import OptionError, ZooError
 from zoo_core.fidelity.sources import read
 from zoo_core.report.measuring import examine
-from zoo_core.report.records import PARTS, Comparison, Part, Report
-from zoo_core.report.words import INTERRUPTED
+from zoo_core.report.records import INTERRUPTED, PARTS, Comparison, Part, Report
 
 
 def compare(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from zoo_core import registry
+from zoo_core import registry, words
+from zoo_core.checkpoint.calibration import is_undone
 from zoo_core.fidelity.reports import Estimate
-from zoo_core.report import words
-from zoo_core.report.records import STOCK, Report
+from zoo_core.report.records import NOT_ASKED, STOCK, Report
 
 #: Where on the way from the floor (0) to the stock model (1) a swap counts as lost, and as hurt.
 LOST, HURT = 0.1, 0.6
@@ -80,7 +80,7 @@ def _counted(report: Report) -> Iterator[str]:
 def _absent(report: Report, part: str, question: str) -> Iterator[str]:
     """That a question stays open, where somebody asked it."""
     reason = report.missing.get(part, "no reason is known")
-    if reason != words.NOT_ASKED:
+    if reason != NOT_ASKED:
         yield f"{question} was not measured: {reason}."
 
 
@@ -88,8 +88,8 @@ def _about_retention(report: Report) -> Iterator[str]:
     score = main_score(report)
     if score is None:
         return
-    kept, calibrated = way(score), report.model.calibration is not None
-    remedy = "" if calibrated else "; zoo.calibrate may win much of it back"
+    kept = way(score)
+    remedy = "" if _is_calibrated(report) else "; zoo.calibrate may win much of it back"
     if kept is not None and kept < LOST:
         yield (
             "the swap lost what attention did: the embeddings are no closer to the original's than "
@@ -107,10 +107,16 @@ def _about_retention(report: Report) -> Iterator[str]:
         )
 
 
+def _is_calibrated(report: Report) -> bool:
+    """Whether a calibration holds, and was not undone."""
+    calibration = report.model.calibration
+    return calibration is not None and not is_undone(calibration)
+
+
 def _about_attention(report: Report) -> Iterator[str]:
     sites = report.model.sites
     for name in report.mechanisms:
-        if name == STOCK or report.model.calibration is not None:
+        if name == STOCK or _is_calibrated(report):
             continue
         if registry.owners(name) and registry.mechanism(name).swap == "needs-training":
             yield f"{name} needs training: before it, the model's answers mean little"
@@ -141,5 +147,5 @@ def _about_measuring(report: Report) -> Iterator[str]:
     if report.samples < FEW:
         yield f"only {report.samples} samples were measured; the intervals are wide"
     for part, reason in report.missing.items():
-        if reason != words.NOT_ASKED:
+        if reason != NOT_ASKED:
             yield f"{part} could not be measured: {reason}"

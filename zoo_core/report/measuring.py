@@ -15,7 +15,7 @@ from torch import nn
 
 import zoo_core
 from zoo_core.bench.contest import Effort
-from zoo_core.checkpoint import adopting, layout, load, read_manifest
+from zoo_core.checkpoint import adopting, load
 from zoo_core.checkpoint.manifest import Manifest
 from zoo_core.diagnose.reports import Diagnosis
 from zoo_core.diagnose.reports import Part as DiagnosisPart
@@ -27,13 +27,13 @@ from zoo_core.fidelity.retaining import MINIMUM, retention
 from zoo_core.fidelity.samples import Samples, encode
 from zoo_core.fidelity.sources import Item, Source, read
 from zoo_core.fidelity.training import to_device
+from zoo_core.hosts import unwrap
+from zoo_core.hub.places import Place
 from zoo_core.inspection import inspect
 from zoo_core.isolation import one_line
-from zoo_core.patching import unwrap
 from zoo_core.report.racing import QUICK, race
-from zoo_core.report.records import PARTS, Maps, Part, Report, Speed
+from zoo_core.report.records import INTERRUPTED, NOT_ASKED, PARTS, Maps, Part, Report, Speed
 from zoo_core.report.seeing import see
-from zoo_core.report.words import INTERRUPTED, NOT_ASKED
 from zoo_core.telling import Progress, silent
 
 #: "quick" leaves out what takes a backward pass for each layer, or many runs.
@@ -208,7 +208,4 @@ def _name_of(place: Path | None) -> str:
 def _manifest(directory: Path | None) -> Manifest | None:
     if directory is None or not directory.is_dir():
         return None
-    if layout.find(directory, layout.MANIFEST) is None:
-        config = adopting.read_config(directory)
-        return adopting.manifest_of(config, layout.CONFIG) if config else None
-    return read_manifest(directory)
+    return adopting.read(directory) if Place(directory).is_checkpoint else None

@@ -19,7 +19,8 @@ from zoo_core.bench.rows import Row
 from zoo_core.bench.scaling import break_evens
 from zoo_core.bench.tables import headline
 from zoo_core.errors import ZooError
-from zoo_core.patching import adapter_of, stack_of
+from zoo_core.hosts import adapter_of
+from zoo_core.patching import stack_of
 from zoo_core.report.records import PATCHED, STOCK, Speed
 
 #: What a report spends on a race where nothing else is asked for.

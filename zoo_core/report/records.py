@@ -13,11 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from zoo_core.bench.rows import Ratio, Row
 from zoo_core.checkpoint.manifest import Manifest
-from zoo_core.diagnose.reports import Diagnosis
+from zoo_core.diagnose.reports import Diagnosis, by_reason
 from zoo_core.fidelity.reports import Retention
-from zoo_core.plain import finite
-from zoo_core.plan import together
-from zoo_core.report.words import INTERRUPTED
+from zoo_core.plain import finite, paragraph
 
 if TYPE_CHECKING:
     from zoo_core.inspection import ModelReport
@@ -28,6 +26,9 @@ Part = Literal["retention", "speed", "maps", "diagnosis"]
 PARTS: tuple[Part, ...] = get_args(Part)
 
 STOCK, PATCHED = "stock", "patched"
+#: Why a part is missing.
+NOT_ASKED = "not asked for"
+INTERRUPTED = "interrupted before it was done"
 #: Ratios of times this close to 1 mean nothing, whatever their error.
 NOISE = 0.03
 
@@ -109,15 +110,44 @@ class Maps:
     @property
     def undefined(self) -> list[str]:
         """Why layers have no map, in words; layers that say the same together."""
-        missing: dict[str, list[str]] = {}
-        for one in self.layers:
-            if one.undefined is not None:
-                missing.setdefault(one.undefined, []).append(one.path)
-        return [f"{together(paths)}: {why}" for why, paths in missing.items()]
+        return by_reason((one.path, one.undefined) for one in self.layers)
+
+
+class Paged:
+    """What has a page can be written as one."""
+
+    def page(self) -> Page:
+        """The content of the page."""
+        raise NotImplementedError
+
+    def text(self, width: int | None = None) -> str:
+        """The gist for a terminal of so many columns; None: every line is whole."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def html(self) -> str:
+        """One self-contained page."""
+        from zoo_core.report.rendering import html
+
+        return html(self.page())
+
+    def markdown(self) -> str:
+        """The same for a model card: sections from `##` on, without pictures and long tables."""
+        from zoo_core.report.rendering import markdown
+
+        return markdown(self.page())
+
+    def write(self, path: str | Path) -> Path:
+        """Write the page, or Markdown where the path ends in .md. Raises ZooError."""
+        from zoo_core.report.rendering import write
+
+        return write(self.page(), path)
 
 
 @dataclass(frozen=True)
-class Report:
+class Report(Paged):
     """Everything about one model. A part that was not measured is None, and `missing` says why.
 
     model: what zoo.inspect says. manifest: of the directory it was loaded from, if any.
@@ -166,10 +196,12 @@ class Report:
 
         return page(self)
 
-    def __str__(self) -> str:
+    def text(self, width: int | None = None) -> str:
+        """The verdict and the warnings for a terminal of so many columns."""
         page = self.page()
         warnings = [f"warning: {text}" for text in self.warnings]
-        return "\n".join([page.title, page.subtitle, "", *page.verdict, *warnings])
+        texts = (page.title, page.subtitle, "", *page.verdict, *warnings)
+        return "\n".join(line for text in texts for line in paragraph(text, width))
 
     def as_dict(self) -> dict[str, Any]:
         """The report as a JSON object, without the cells of the maps; NaN becomes null."""
@@ -193,27 +225,9 @@ class Report:
         )
         return plain
 
-    def html(self) -> str:
-        """One self-contained page."""
-        from zoo_core.report.rendering import html
-
-        return html(self.page())
-
-    def markdown(self) -> str:
-        """The same for a model card: sections from `##` on, without pictures and long tables."""
-        from zoo_core.report.rendering import markdown
-
-        return markdown(self.page())
-
-    def write(self, path: str | Path) -> Path:
-        """Write the page, or Markdown where the path ends in .md. Raises ZooError."""
-        from zoo_core.report.rendering import write
-
-        return write(self.page(), path)
-
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Paged):
     """Several models on the same data. failed: models that could not be examined, and why."""
 
     reports: tuple[Report, ...]
@@ -235,28 +249,11 @@ class Comparison:
         reports = [report.as_dict() for report in self.reports]
         return {"models": reports, "failed": dict(self.failed)}
 
-    def __str__(self) -> str:
+    def text(self, width: int | None = None) -> str:
+        """The overview for a terminal of so many columns."""
         from zoo_core.report.side_by_side import overview
 
-        return "\n".join(overview(self.reports).lines())
-
-    def html(self) -> str:
-        """One self-contained page."""
-        from zoo_core.report.rendering import html
-
-        return html(self.page())
-
-    def markdown(self) -> str:
-        """The same in Markdown, without pictures and long tables."""
-        from zoo_core.report.rendering import markdown
-
-        return markdown(self.page())
-
-    def write(self, path: str | Path) -> Path:
-        """Write the page, or Markdown where the path ends in .md. Raises ZooError."""
-        from zoo_core.report.rendering import write
-
-        return write(self.page(), path)
+        return "\n".join(overview(self.reports).lines(width))
 
 
 def _without_cells(maps: Maps) -> dict[str, Any]:

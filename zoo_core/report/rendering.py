@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -11,8 +11,11 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from zoo_core.errors import ZooError
 from zoo_core.report import charts, heat
 from zoo_core.report.blocks import Block, Bullets, Facts, Gallery, Page, Table, Text
+from zoo_core.targets import check_file
+from zoo_core.words import markdown_table
 
-_SUFFIXES = {".html": "html", ".htm": "html", ".md": "markdown"}
+#: What a page is written as.
+SUFFIXES = {".html": "html", ".htm": "html", ".md": "markdown"}
 #: Cells that start with a digit and are shorter than this are not wrapped.
 _NUMBER = 24
 _SPECIAL = str.maketrans({"|": "\\|", "<": "&lt;", ">": "&gt;", "*": "\\*", "`": "'", "\n": " "})
@@ -37,22 +40,12 @@ def markdown(page: Page) -> str:
 
 def write(page: Page, path: str | Path) -> Path:
     """Write a page as its suffix says: .html or .md. Raises ZooError where it cannot be."""
-    path = check_writable(path)
-    text = html(page) if _SUFFIXES[path.suffix.lower()] == "html" else markdown(page)
+    path = check_file(path, SUFFIXES)
+    text = html(page) if SUFFIXES[path.suffix.lower()] == "html" else markdown(page)
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ZooError(f"{path} could not be written: {error}") from error
-    return path
-
-
-def check_writable(path: str | Path) -> Path:
-    """Raise ZooError unless a page can be written there, before hours are spent on it."""
-    path = Path(path)
-    if path.suffix.lower() not in _SUFFIXES:
-        raise ZooError(f"{path} must end with one of {', '.join(_SUFFIXES)}")
-    if path.is_dir() or not path.absolute().parent.is_dir():
-        raise ZooError(f"{path} cannot be written: {path.parent} is no folder, or it is one itself")
     return path
 
 
@@ -93,13 +86,8 @@ def _markdown(block: Block) -> Iterator[str]:
     elif isinstance(block, Facts):
         yield from (f"- {_plain(term)}: {_plain(value)}" for term, value in block.rows)
     elif isinstance(block, Table) and not block.detail:
-        yield _row(block.heads)
-        yield _row(["---"] * len(block.heads))
-        yield from map(_row, block.rows)
-
-
-def _row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(map(_plain, cells))} |"
+        heads, *rows = ([_plain(cell) for cell in row] for row in (block.heads, *block.rows))
+        yield markdown_table(heads, rows)
 
 
 def _plain(text: str) -> str:

@@ -13,7 +13,7 @@ from zoo_core.diagnose.maps import Labels, attention_map, has_map, undefined
 from zoo_core.diagnose.pictures import grouped
 from zoo_core.diagnose.watching import chosen_sites, mechanism_names
 from zoo_core.fidelity.observing import is_timm
-from zoo_core.patching import adapter_of
+from zoo_core.hosts import adapter_of
 from zoo_core.report.records import Cells, LayerMap, Maps
 
 _NEAR = 2

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+from zoo_core import words
 from zoo_core.bench.rows import Row
+from zoo_core.diagnose.reports import HEAD_SCORES
 from zoo_core.fidelity.reports import SCORES
-from zoo_core.report import findings, sections, words
+from zoo_core.report import findings
 from zoo_core.report.blocks import (
     Block,
     Bullets,
@@ -25,6 +27,8 @@ from zoo_core.report.blocks import (
     Text,
 )
 from zoo_core.report.records import PATCHED, Comparison, LayerMap, Maps, Report
+from zoo_core.report.sections.maps import map_words
+from zoo_core.report.sections.wording import FLOOR, made
 
 _MOST_LINES = 6
 _MOST_WARNINGS = 3
@@ -50,7 +54,7 @@ def page(comparison: Comparison) -> Page:
         subtitle=f"on {first.samples} samples of {first.data}",
         verdict=list(_verdict(reports, comparison)),
         sections=found,
-        footer=sections.made(first),
+        footer=made(first),
     )
 
 
@@ -132,7 +136,7 @@ def _overview(reports: Sequence[Report]) -> Iterator[Block]:
     ]
     if rows:
         title = "Kept: cosine of the embeddings"
-        yield Ranges(title, rows, 1.0, "original", sections.FLOOR)
+        yield Ranges(title, rows, 1.0, "original", FLOOR)
     timed = [
         Range(report.name, ratio, ratio, ratio)
         for report in reports
@@ -237,7 +241,7 @@ def _maps(reports: Sequence[Report]) -> Iterator[Block]:
     for report in reports:
         chosen = _spread(report.maps) if report.maps else []
         if chosen:
-            pictures = [Picture(one.cells, sections.map_words(one, where)) for where, one in chosen]
+            pictures = [Picture(one.cells, map_words(one, where)) for where, one in chosen]
             figures.append(Figure(pictures, report.name, ", ".join(where for where, _ in chosen)))
     if figures:
         yield Text(
@@ -271,11 +275,11 @@ def _diagnosis(reports: Sequence[Report]) -> Iterator[Block]:
         if found is None or not found.attention:
             continue
         layers = found.attention
-        means = [_mean([layer.mean(name) for layer in layers]) for name in sections.HEAD_SCORES]
+        means = [_mean([layer.mean(name) for layer in layers]) for name in HEAD_SCORES]
         last = found.rank.model[-1] if found.rank else math.nan
         rows.append((report.name, *map(words.number, [*means, last])))
     if rows:
-        heads = ("model", *sections.HEAD_SCORES.values(), "residual at the end")
+        heads = ("model", *HEAD_SCORES.values(), "residual at the end")
         yield Table("Mean over all heads", heads, rows)
 
 

@@ -1,16 +1,14 @@
-"""Numbers as the page writes them. Imports no torch."""
+"""Numbers, names and tables as pages, cards and tables write them. Imports no torch."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from zoo_core.bench.rows import Ratio
-
-NOT_ASKED = "not asked for"
-INTERRUPTED = "interrupted before it was done"
 
 
 def number(value: float | None) -> str:
@@ -57,6 +55,16 @@ def megabytes(size: int | None) -> str:
     return "-" if size is None else f"{size / 1e6:,.1f} MB"
 
 
+def growth(text: str) -> str:
+    """`n**2*d` as people write it: n²·d."""
+    return text.replace("**2", "²").replace("**3", "³").replace("**", "^").replace("*", "·")
+
+
+def plural(count: int, noun: str) -> str:
+    """`1 sample`, `2 samples`."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
 def listed(names: Sequence[str], most: int = 6) -> str:
     """`a, b and c`; of many the first ones and how many more."""
     if len(names) > most:
@@ -64,6 +72,14 @@ def listed(names: Sequence[str], most: int = 6) -> str:
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
-def plural(count: int, noun: str) -> str:
-    """`1 sample`, `2 samples`."""
-    return f"{count:,} {noun}{'s' * (count != 1)}"
+def layer_numbers(paths: Sequence[str]) -> list[int] | None:
+    """The numbers of layers as their paths have them; None where those do not tell."""
+    found = [re.search(r"\.(\d+)\.", f".{path}.") for path in paths]
+    numbers = [int(one[1]) for one in found if one]
+    return numbers if len(set(numbers)) == len(paths) else None
+
+
+def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown; the cells hold nothing that would be read as more than text."""
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
