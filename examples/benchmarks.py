@@ -112,6 +112,7 @@ def heats(records: Sequence[Mechanism]) -> Iterator[Heat]:
         yield from bare(names, Case(length=length))
     yield from bare(names, Case(length=LONG), peers=True)
     yield from bare(fast, Case(length=LONGEST))
+    yield from bare(fast, Case(length=LONGER))
     yield from bare(slow, Case(length=LONGER), rounds=2)
     bert: dict[str, Any] = {"model": "bert", "settings": {"num_hidden_layers": 2}}
     yield Heat(Case(length=LONG), IN_MODELS, peers=True, **bert)
@@ -124,6 +125,7 @@ def heats(records: Sequence[Mechanism]) -> Iterator[Heat]:
     yield from bare(slow, Case(length=LONG, mode="backward"), peers=True, rounds=2)
     for length in SHORT[1:]:  # how memory grows
         yield from bare(names, Case(length=length, mode="backward"))
+    yield from bare(fast, Case(length=LONGER, mode="backward"), rounds=2)
     yield from bare(fast, Case(length=LONG, mode="compiled"))  # compiling takes the most of it
 
 

@@ -79,6 +79,14 @@ def test_clamped_options_count_as_they_were_at_each_length(row) -> None:
     assert time.declared == pytest.approx(2.0)
 
 
+def test_short_lengths_whose_fixed_costs_hide_the_growth_are_left_out(row) -> None:
+    rows = [row("linear", n, seconds=max(n, 512)) for n in (64, 512, 1024, 2048)]
+    time = scaling.scalings(rows)[0]
+    assert time.lengths == (512, 1024, 2048)
+    assert time.exponent == pytest.approx(1.0)
+    assert scaling.scalings(rows[:3])[0].lengths == (64, 512, 1024)
+
+
 def test_what_nobody_registered_is_fitted_and_compared_with_nothing(row) -> None:
     rows = costs(row, "nobodys", time=lambda n: n**2, memory=lambda n: n)
     assert [(one.declared, one.off) for one in scaling.scalings(rows)] == [(None, False)] * 2

@@ -9,11 +9,9 @@ from zoo_core.bench.cases import Case
 from zoo_core.bench.rows import Row
 from zoo_core.bench.scaling import Scaling, break_evens, scalings
 from zoo_core.bench.tables import figures, megabytes
+from zoo_core.words import markdown_table
 
 _NONE = "-"
-
-#: Below this length fixed costs hide how a cost grows.
-_GROWING = 512
 
 
 def markdown(rows: Sequence[Row]) -> str:
@@ -52,8 +50,7 @@ def _layers(rows: Sequence[Row], by_name: dict[str, dict[int, Row]], lengths: Se
     end = max(common or lengths)
     sizes = f"MB at {end} (sdpa {_megabytes(references.get(end))})"
     start = ["pays from"] if pays else []
-    long = [row for row in rows if row.case.length >= _GROWING]
-    grown = {(one.name, one.quantity): one for one in scalings(long)}
+    grown = {(one.name, one.quantity): one for one in scalings(rows)}
     growth = {
         quantity: f"{quantity} ~ n^p" + (", p (declared)" if _any_declared(found) else "")
         for quantity in ("time", "memory")
@@ -81,7 +78,7 @@ def _layers(rows: Sequence[Row], by_name: dict[str, dict[int, Row]], lengths: Se
         ]
         for name, found in sorted(by_name.items())
     ]
-    return _table(head, lines)
+    return markdown_table(head, lines)
 
 
 def _models(rows: Sequence[Row], by_name: dict[str, dict[int, Row]], lengths: Sequence[int]) -> str:
@@ -95,7 +92,7 @@ def _models(rows: Sequence[Row], by_name: dict[str, dict[int, Row]], lengths: Se
         ]
         for name, found in {"stock": stock, **by_name}.items()
     ]
-    return _table(head, lines)
+    return markdown_table(head, lines)
 
 
 def _by_length(
@@ -135,8 +132,3 @@ def _best_peer(rows: dict[int, Row]) -> str:
 def _eager(rows: dict[int, Row]) -> str:
     """At the longest length."""
     return _value(rows[max(rows)], "eager")
-
-
-def _table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    rows = [head, ["---"] * len(head), *lines]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)

@@ -21,6 +21,9 @@ TOLERANCE = 0.15
 #: Two points always lie on a line.
 FEWEST_POINTS = 3
 
+#: Below this length fixed costs hide how a cost grows.
+GROWING = 512
+
 _UNKNOWN_SIZE = 64.0
 
 
@@ -100,10 +103,15 @@ def fit(lengths: Sequence[float], values: Sequence[float]) -> tuple[float, float
 
 
 def scalings(rows: Iterable[Row]) -> list[Scaling]:
-    """Fits of time and of peak memory for everything measured at FEWEST_POINTS lengths or more."""
+    """Fits of time and of peak memory for everything measured at FEWEST_POINTS lengths or more.
+
+    Of those from GROWING on, where they are enough.
+    """
     found = []
     for group in _by_length(rows):
         first = group[0]
+        long = [row for row in group if row.case.length >= GROWING]
+        group = long if len(long) >= FEWEST_POINTS else group
         for quantity, values in (
             ("time", [row.seconds for row in group]),
             ("memory", [row.peak for row in group]),
