@@ -41,7 +41,7 @@ def test_every_mechanism_is_measured_and_the_quadratic_ones_not_at_the_longest(
     }
     assert all(found == names for found in measured.values())
     assert {"linear", "axial"} <= longest
-    assert not longest & {"softmax", "dam", "memory_compressed"}
+    assert not longest & {"softmax", "dam", "yoso"}
 
 
 def test_what_is_measured_or_would_take_for_ever_is_left_out(benchmarks, row) -> None:

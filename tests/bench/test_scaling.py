@@ -1,11 +1,12 @@
-"""Exponents and break-even on made-up costs."""
+"""Exponents and break-even, on made-up costs and on those that were measured."""
 
 from __future__ import annotations
 
 import pytest
 
-from zoo_core.bench import scaling
+from zoo_core.bench import baseline, scaling
 from zoo_core.bench.cases import LENGTHS
+from zoo_core.bench.measured import FILE
 from zoo_core.errors import BenchError
 
 
@@ -145,3 +146,11 @@ def test_break_even_is_where_it_stays_faster(row, ratios, length, text) -> None:
     (found,) = scaling.break_evens(rows)
     assert str(found) == text
     assert found.length == (length and pytest.approx(length, abs=0.5))
+
+
+def test_what_the_records_declare_is_what_was_measured() -> None:
+    shipped = scaling.scalings(baseline.load(FILE).rows)
+    assert len([one for one in shipped if one.declared is not None]) > 70
+    # At 512 tokens the maps of evolving still fit a cache; from 1,024 on it grows as declared.
+    assert {one.name for one in shipped if one.off} <= {"evolving"}
+    assert not any(one.sure for one in shipped)

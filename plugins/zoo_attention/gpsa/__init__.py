@@ -54,9 +54,9 @@ GPSA = Mechanism(
         year=2021,
         arxiv="2103.10697",
     ),
-    # 42: the two products of the positional map and the mix pass 7 times over memory (see
-    # `Mechanism`).
-    time="n*(n + n**0.5 + 42)*d",
+    # 66: the two products of the positional map, with a copy before each, and the mix pass 11 times
+    # over memory (see `Mechanism`).
+    time="n*(n + n**0.5 + 66)*d",
     memory="n*d",
     supports=Supports(weights=True, grid="required"),
     options=GpsaOptions,
