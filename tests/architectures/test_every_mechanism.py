@@ -11,9 +11,11 @@ import torch
 from torch import Tensor, nn
 
 import zoo_core as zoo
+from zoo_core import registry
 from zoo_core.errors import DoesNotFit
 from zoo_core.hosts import adapter_of
 from zoo_core.plan import obstacles
+from zoo_core.testing.combinations import combination
 
 #: name of the timm model, arguments, sizes of the images in pixels
 HOSTS = {
@@ -42,6 +44,14 @@ def stock(host: str) -> nn.Module:
         if parameter.dim() > 1:
             nn.init.normal_(parameter, std=0.3)
     return model
+
+
+@every
+@hosts
+def test_it_passes_the_kits_check_of_a_whole_model(host: str, mechanism: zoo.Mechanism) -> None:
+    name, arguments, _ = HOSTS[host]
+    family = registry.architecture("deit" if host == "distilled" else "vit")
+    combination(family, mechanism, variant=name, **{**arguments, "patch_size": 16})
 
 
 def fits(mechanism: zoo.Mechanism, model: nn.Module) -> bool:

@@ -30,13 +30,17 @@ from zoo_core.testing.models import (
 )
 
 
-def combination(architecture: Architecture, mechanism: Mechanism) -> None:
+def combination(
+    architecture: Architecture, mechanism: Mechanism, *, variant: str | None = None, **changes: Any
+) -> None:
     """Build one mechanism into one architecture and run it, or see it refused in words.
 
     Both must be installed or registered, since models are built and loaded by name.
+    variant: of the family, its default if not given. changes: arguments of the host beside `tiny`.
     """
-    tiny = architecture.adapter().tiny()
-    names = (architecture.qualified, mechanism.qualified)
+    tiny = {**architecture.adapter().tiny(), **changes}
+    host = architecture.qualified if variant is None else f"{architecture.qualified}:{variant}"
+    names = (host, mechanism.qualified)
     where = f"zoo.build({names[0]!r}, attention={names[1]!r}, **tiny)"
     reasons = why(*names, **tiny)
     if reasons:
@@ -46,7 +50,7 @@ def combination(architecture: Architecture, mechanism: Mechanism) -> None:
         return
     _expect_decoder(architecture, mechanism, where)
     model = build(*names, seed=0, **tiny).eval()
-    _expect_runs_and_trains(model, stock(architecture), where)
+    _expect_runs_and_trains(model, stock(architecture, variant, **changes), where)
     _expect_padding(model, mechanism, where)
     arguments = inputs(model)
     before = forward(model, arguments)

@@ -35,12 +35,12 @@ REFERENCE = Mechanism(
 )
 
 
-def stock(architecture: Architecture, **changes: Any) -> nn.Module:
+def stock(architecture: Architecture, variant: str | None = None, **changes: Any) -> nn.Module:
     """The smallest stock model of a family in eval mode, the same at every call."""
     adapter = architecture.adapter()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return adapter.create(None, **{**adapter.tiny(), **changes}).eval()
+        return adapter.create(variant, **{**adapter.tiny(), **changes}).eval()
 
 
 def patch_reference(architecture: Architecture, model: nn.Module) -> patching.Patch | None:
