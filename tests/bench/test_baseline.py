@@ -35,7 +35,7 @@ def test_rows_survive_saving_and_loading(row, tmp_path) -> None:
         (1.08, "same"),
         (1.11, "slower"),
         (0.95, "same"),
-        (0.905, "same"),
+        (0.92, "same"),
         (0.89, "faster"),
     ],
 )

@@ -60,7 +60,7 @@ class Change:
         """What to make of it."""
         if self.change > 1 + self.noise:
             return "slower"
-        return "faster" if self.change < 1 - self.noise else "same"
+        return "faster" if self.change * (1 + self.noise) < 1 else "same"
 
     def as_dict(self) -> dict[str, Any]:
         """One flat JSON object."""
