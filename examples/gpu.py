@@ -38,6 +38,7 @@ from zoo_core.bench.timing import Race, ratio
 from zoo_core.errors import BenchError
 from zoo_core.mechanism import Mechanism
 from zoo_core.nn import gpu
+from zoo_core.words import markdown_table
 
 LENGTHS = (1024, 4096, 16384, 65536)
 #: Longer inputs only for mechanisms whose time grows more slowly than n**2.
@@ -105,8 +106,7 @@ class Report:
             )
             for one in self.kernels
         ]
-        rows = [head, ("---",) * len(head), *lines]
-        return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+        return markdown_table(head, lines)
 
 
 def compare(name: str, causal: bool, case: Case) -> dict[str, Any]:

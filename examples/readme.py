@@ -15,14 +15,9 @@ import zoo_core as zoo
 from zoo_core import bench
 from zoo_core.bench.measured import FILE
 from zoo_core.bench.tables import headline
+from zoo_core.words import markdown_table
 
 README = Path(__file__).parents[1] / "README.md"
-
-
-def markdown(headings: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    """A Markdown table."""
-    lines = [headings, ("---",) * len(headings), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _year(paper: zoo.Paper) -> str:
@@ -39,7 +34,7 @@ def mechanisms_table() -> str:
         paper = _year(record.paper) if record.paper else ""
         time = f"`{record.time}`"
         rows.append((f"`{record.name}`", record.family, time, supports, record.swap, paper))
-    return markdown(("name", "family", "time", "supports", "swap", "paper"), rows)
+    return markdown_table(("name", "family", "time", "supports", "swap", "paper"), rows)
 
 
 def speed_tables() -> str:
@@ -52,14 +47,14 @@ def healed_table() -> str:
     """What examples/fidelity.py has measured."""
     import fidelity
 
-    return markdown(fidelity.HEADINGS, fidelity.rows())
+    return markdown_table(fidelity.HEADINGS, fidelity.rows())
 
 
 def healed_images_table() -> str:
     """What examples/fidelity_vit.py has measured."""
     import fidelity_vit
 
-    return markdown(fidelity_vit.HEADINGS, fidelity_vit.rows(fidelity_vit.kept()))
+    return markdown_table(fidelity_vit.HEADINGS, fidelity_vit.rows(fidelity_vit.kept()))
 
 
 def quickstart_table() -> str:
@@ -69,7 +64,7 @@ def quickstart_table() -> str:
 
     batches = quickstart.make_batches(32, 256)
     rows = [row.cells() for row in quickstart.measure(batches, Console(stderr=True))]
-    return markdown(quickstart.HEADINGS, rows)
+    return markdown_table(quickstart.HEADINGS, rows)
 
 
 def replace_block(text: str, name: str, table: str) -> str:

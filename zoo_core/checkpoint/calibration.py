@@ -19,12 +19,17 @@ _LONGEST_NOTE = 400
 def keep(host: Any, attention: Sequence[Mapping[str, Any]], result: Mapping[str, Any]) -> None:
     """Put a result on a host model whose attention block is `attention`."""
     host.zoo_calibration = {_ATTENTION: [dict(entry) for entry in attention], **result}
-    keep_trained(host, None if is_undone(result) else result.get("train"))
+    keep_trained(host, trained_by(result))
 
 
 def is_undone(result: Mapping[str, Any]) -> bool:
     """Whether training made the model worse, so that its weights are as they were before."""
     return result.get("undone") is True
+
+
+def trained_by(result: Mapping[str, Any]) -> Any:
+    """What of a model a calibration left trained; None where it tells of nothing."""
+    return None if is_undone(result) else result.get("train")
 
 
 def keep_trained(host: Any, train: Any) -> None:

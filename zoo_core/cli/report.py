@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from zoo_core.checkpoint.calibration import is_undone
+from zoo_core.checkpoint.calibration import trained_by
 from zoo_core.cli import options, output, targets
 from zoo_core.cli.output import Cell
 from zoo_core.cli.references import checkpoints, tokenizer_of
@@ -94,8 +94,7 @@ def command(
     if target is not None:
         output.say("written to ", Cell(str(target), bold=True), stderr=json or markdown)
     for one in [found] if len(models) == 1 else found.reports:
-        done = one.model.calibration or {}
-        train = "mechanism" if is_undone(done) else done.get("train", "mechanism")
+        train = trained_by(one.model.calibration or {}) or "mechanism"
         if teacher is None and "retention" in how["parts"] and train != "mechanism":
             output.warn(f"{one.name}: {NEEDED.format(train=train)}")
     if found.interrupted:

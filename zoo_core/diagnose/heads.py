@@ -15,6 +15,7 @@ from zoo_core.diagnose.rank import effective_rank
 from zoo_core.diagnose.reports import AttentionScore, HeadScore
 from zoo_core.diagnose.watching import Call
 from zoo_core.nn import masks, softmax
+from zoo_core.nn.precision import sum_dtype
 
 _ONE_KEY = 0.99
 _EXACT = "donot_use_mm_for_euclid_dist"
@@ -205,7 +206,7 @@ def _mean(values: Tensor, rows: Tensor) -> Tensor:
 
 
 def _wide(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+    return x.to(sum_dtype(x))
 
 
 def separators_in(inputs: Mapping[str, Tensor], ids: Iterable[int]) -> Tensor | None:

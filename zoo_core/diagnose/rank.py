@@ -22,6 +22,7 @@ from torch import Tensor
 from zoo_core.diagnose.feed_forward import FeedForward
 from zoo_core.diagnose.replay import Layer, Replay, replayed
 from zoo_core.diagnose.reports import Collapse
+from zoo_core.nn.precision import sum_dtype
 
 
 @torch.no_grad()
@@ -30,7 +31,7 @@ def residual_ratio(x: Tensor, mask: Tensor | None = None) -> Tensor:
 
     mask: bool (B, N), True = real token. Padding counts neither for the mean nor for the norms.
     """
-    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    x = x.to(sum_dtype(x))
     if mask is None:
         mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
     x = x.masked_fill(~mask[..., None], 0)

@@ -23,6 +23,7 @@ from torch import Tensor
 from zoo_core.nn import derivatives, fused
 from zoo_core.nn.hashing import LAST_RESORT, Windows
 from zoo_core.nn.parts import fits_parts
+from zoo_core.nn.precision import sum_dtype
 
 #: Added to a score, it hides the key: far below any score, and finite, so that a row without any
 #: key stays finite too.
@@ -48,7 +49,7 @@ def attend(
     there, gradients included, is finite and meaningless.
     spare_self: a token sees itself only where there is nothing else to see.
     """
-    wide = torch.promote_types(q.dtype, torch.float32)
+    wide = sum_dtype(q)
     q, k, v = q.to(wide), k.to(wide), v.to(wide)
     if fused.has(q, v) and not dropout:
         out: Tensor

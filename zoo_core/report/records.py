@@ -6,6 +6,7 @@ Imports no torch, so that a report can be read where nothing is computed.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -113,16 +114,16 @@ class Maps:
         return by_reason((one.path, one.undefined) for one in self.layers)
 
 
-class Paged:
+class Paged(ABC):
     """What has a page can be written as one."""
 
+    @abstractmethod
     def page(self) -> Page:
         """The content of the page."""
-        raise NotImplementedError
 
+    @abstractmethod
     def text(self, width: int | None = None) -> str:
         """The gist for a terminal of so many columns; None: every line is whole."""
-        raise NotImplementedError
 
     def __str__(self) -> str:
         return self.text()

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from zoo_core import Context, Site
 from zoo_core.nn import softmax
 from zoo_core.nn.grid import Grid, layout
+from zoo_core.nn.precision import sum_dtype
 
 if TYPE_CHECKING:
     from zoo_attention.gpsa import GpsaOptions
@@ -73,7 +74,7 @@ class GatedPositionalAttention(nn.Module):
         w . [dy, dx, dy^2 + dx^2] is a sum of a term in dy and one in dx, so that the softmax over
         the cells is the product of one over rows and one over columns.
         """
-        weights = self.position.to(torch.promote_types(self.position.dtype, torch.float32))
+        weights = self.position.to(sum_dtype(self.position))
         by_row, by_col, square = (w[:, None, None] for w in weights.unbind(-1))
         dy, dx = (offsets(length, weights) for length in grid.shape)
         return (

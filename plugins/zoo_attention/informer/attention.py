@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from zoo_core import Context, Site
 from zoo_core.nn import masks, softmax
 from zoo_core.nn.clustering import pick
+from zoo_core.nn.precision import sum_dtype
 
 if TYPE_CHECKING:
     from zoo_attention.informer import InformerOptions
@@ -74,7 +75,7 @@ class InformerAttention(nn.Module):
                 dropout_p=dropout,
                 scale=self.scale,
             )
-            wide = torch.promote_types(v.dtype, torch.float32)
+            wide = sum_dtype(v)
             real = masks.count(ctx.key_padding, k).clamp(min=1)[:, None, None, None]
             mean = v.sum(-2, keepdim=True, dtype=wide) / real
             return _fill(mean.to(v.dtype), rows.to(v.dtype), active, q.shape[-2])
@@ -135,7 +136,7 @@ def _positions(
 
 def _measure(q: Tensor, keys: Tensor, sampled: Tensor | None) -> Tensor:
     """M of each query (B, H, N), from keys (B, H, U, D) of which those `sampled` (B, U) count."""
-    wide = torch.promote_types(q.dtype, torch.float32)
+    wide = sum_dtype(q)
     scores = q.to(wide) @ keys.to(wide).mT
     if sampled is None:
         return scores.amax(-1) - scores.mean(-1)

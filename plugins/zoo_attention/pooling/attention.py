@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from zoo_core import Context, Site
 from zoo_core.nn import masks, softmax
+from zoo_core.nn.precision import sum_dtype
 from zoo_core.nn.windows import Window
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ class PoolingAttention(nn.Module):
 
     def _weights(self, cells: Tensor, members: Tensor) -> Tensor:
         """The weights of the tokens in each cell, (B or 1, H or 1, C, kernel), in at least fp32."""
-        wide = torch.promote_types(cells.dtype, torch.float32)
+        wide = sum_dtype(cells)
         if self.taps is None:
             return softmax.masked_softmax(torch.zeros_like(members, dtype=wide), members)
         # The token in the middle, or the last real one of a cell that ends before it.

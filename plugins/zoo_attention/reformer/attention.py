@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from zoo_core import Context, Site
 from zoo_core.nn import hashing, masks, rounds
+from zoo_core.nn.precision import sum_dtype
 
 if TYPE_CHECKING:
     from zoo_attention.reformer import ReformerOptions
@@ -81,4 +82,4 @@ class ReformerAttention(nn.Module):
 
 def _unit(x: Tensor) -> Tensor:
     """x (..., D) scaled to length one, in at least fp32; zeros stay."""
-    return F.normalize(x.to(torch.promote_types(x.dtype, torch.float32)), dim=-1)
+    return F.normalize(x.to(sum_dtype(x)), dim=-1)

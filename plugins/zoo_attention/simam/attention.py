@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from zoo_core import Context, Site
 from zoo_core.nn import masks, softmax
 from zoo_core.nn.parts import ROWS, cut, streams
+from zoo_core.nn.precision import sum_dtype
 
 if TYPE_CHECKING:
     from zoo_attention.simam import SimamOptions
@@ -56,7 +57,7 @@ class SimamAttention(nn.Module):
 
     def _gate(self, out: Tensor, gated: Tensor | None) -> Tensor:
         """Gate the given tokens (B or 1, 1, N, 1) of out (B, H, N, E), in at least fp32."""
-        x = out.to(torch.promote_types(out.dtype, torch.float32))
+        x = out.to(sum_dtype(out))
         count = x.shape[-2] if gated is None else gated.sum(-2, keepdim=True).clamp(min=1)
         mean = _keep(x, gated).sum(-2, keepdim=True) / count
         squares = _keep(x - mean, gated).square()
