@@ -37,7 +37,7 @@ from zoo_core.bench.tables import figures, headline
 from zoo_core.bench.timing import Race, ratio
 from zoo_core.errors import BenchError
 from zoo_core.mechanism import Mechanism
-from zoo_core.nn import gpu
+from zoo_core.nn import choice, gpu
 from zoo_core.words import markdown_table
 
 LENGTHS = (1024, 4096, 16384, 65536)
@@ -118,7 +118,7 @@ def compare(name: str, causal: bool, case: Case) -> dict[str, Any]:
     module = build(name, causal, case)
     inputs = Inputs.of(case)
     wide = copy.deepcopy(module).float()
-    with gpu.plain_only():
+    with choice.plain_only():
         wanted = computed(wide, inputs, causal, torch.float32)
         plain = computed(module, inputs, causal, inputs.q.dtype)
     ours = computed(module, inputs, causal, inputs.q.dtype)
@@ -132,7 +132,7 @@ def compare(name: str, causal: bool, case: Case) -> dict[str, Any]:
             return out
 
     def path() -> Tensor:
-        with gpu.plain_only():
+        with choice.plain_only():
             return kernel()
 
     race = Race({"kernel": kernel, "plain": path}, threads=torch.get_num_threads(), seconds=SECONDS)

@@ -62,6 +62,10 @@ class BenchError(ZooError, ValueError):
     """A measurement that cannot be made, drawn, saved or compared as asked."""
 
 
+class NativeError(ZooError):
+    """Native kernels that cannot be compiled here."""
+
+
 def check_length(name: str, tokens: int, most: int) -> None:
     """Raise UnsupportedCall where a mechanism sized for `most` tokens gets more."""
     if tokens > most:

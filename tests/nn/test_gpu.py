@@ -19,7 +19,7 @@ from torch.testing import assert_close
 
 from zoo_core import Context, Site, registry
 from zoo_core.errors import UnsupportedCall
-from zoo_core.nn import gpu
+from zoo_core.nn import choice, gpu
 from zoo_core.nn.windows import Window
 
 BATCH, HEADS, WIDTH, SCALE = 3, 2, 16, 0.3
@@ -156,12 +156,12 @@ def test_compiled_code_takes_the_plain_path(monkeypatch) -> None:
 
 
 def test_plain_only_holds_within_its_block() -> None:
-    with gpu.plain_only():
-        with gpu.plain_only():
+    with choice.plain_only():
+        with choice.plain_only():
             pass
         assert not gpu.suits(tensor(), 64)
     assert gpu.suits(tensor(), 64)
-    with pytest.raises(KeyError), gpu.plain_only():
+    with pytest.raises(KeyError), choice.plain_only():
         raise KeyError
     assert gpu.suits(tensor(), 64)
 
@@ -173,7 +173,7 @@ def test_without_the_package_the_plain_path_is_taken_in_silence(kernels, monkeyp
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         got = module(q, k, v, Context(causal=True))
-    with gpu.plain_only():
+    with choice.plain_only():
         assert torch.equal(got, module(q, k, v, Context(causal=True)))
 
 
@@ -218,7 +218,7 @@ def test_a_kernel_computes_the_same(kernels: Kernels, name: str, causal: bool, r
     leaves = (q, k, v, x, *module.parameters())
     got = module(q, k, v, ctx)
     assert kernels.calls == ran
-    with gpu.plain_only():
+    with choice.plain_only():
         wanted = module(q, k, v, ctx)
     assert not got[2].any()
     real_rows = real[:, None, :, None].expand_as(got)
@@ -235,7 +235,7 @@ def test_tokens_after_a_cache_are_computed_the_same(kernels: Kernels, name: str)
     ctx = Context(causal=True, query_offset=14)
     got = module(q[:, :, -3:], k, v, ctx)
     assert kernels.calls == (["delta"] if name == "delta" else [])
-    with gpu.plain_only():
+    with choice.plain_only():
         assert_close(got, module(q[:, :, -3:], k, v, ctx), rtol=0, atol=1e-12)
 
 
@@ -249,7 +249,7 @@ def test_a_second_derivative_is_refused_in_words(kernels: Kernels) -> None:
 
     with pytest.raises(UnsupportedCall, match="plain_only"):
         penalty()
-    with gpu.plain_only():
+    with choice.plain_only():
         penalty().backward()
     assert k.grad is not None
 
@@ -272,7 +272,7 @@ def test_flex_attention_computes_the_same_window(flex, causal: bool) -> None:
     with torch.no_grad():
         q, k, v, _ = inputs(300)
         got = window.attend_front(q, k, v, real, scale=SCALE)
-        with gpu.plain_only():
+        with choice.plain_only():
             wanted = window.attend_front(q, k, v, real, scale=SCALE)
     assert_close(got, wanted, rtol=0, atol=1e-12)
     assert not torch.equal(got, wanted)  # else it was not flex_attention
@@ -341,7 +341,7 @@ def test_kernels_of_a_gpu_compute_the_same(monkeypatch, name: str, causal: bool)
 
     got = run(torch.bfloat16)
     assert any(chosen)
-    with gpu.plain_only():
+    with choice.plain_only():
         wanted = run(torch.float32)
     for ours, plain, most in zip(got, wanted, (2e-2, 1e-1, 1e-1, 1e-1), strict=True):
         error = (ours.float() - plain).square().mean().sqrt() / plain.square().mean().sqrt()

@@ -22,7 +22,7 @@ from torch.autograd.profiler import profile
 from torch.utils import flop_counter
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from zoo_core.nn import gpu
+from zoo_core.nn import choice
 
 
 def flops(call: Callable[[], Any]) -> int | None:
@@ -34,7 +34,7 @@ def flops(call: Callable[[], Any]) -> int | None:
     products of the plain path.
     """
     counter = _Counter()
-    with counter, gpu.plain_only():
+    with counter, choice.plain_only():
         try:
             call()
         except NotImplementedError:  # operators that take operators, by torch's dispatcher

@@ -3,8 +3,9 @@
 flash-linear-attention's (`pip install 'zoo-core[gpu]'`) for causal kernel attention and for the
 delta rule, torch's flex_attention for windows. They are chosen at run time: for bfloat16 on CUDA
 with widths that are multiples of 16 and at most 256, outside compiled code, if the package is
-there. Everything else takes the plain path, and so does everything `with plain_only():`. Neither
-the number of tokens nor what a batch holds has a say in it, so that padding changes no choice.
+there. Everything else takes the plain path, and so does everything within `choice.plain_only()`.
+Neither the number of tokens nor what a batch holds has a say in it, so that padding changes no
+choice.
 
 Each function here gives None where the plain path is to be taken. Kernels sum in fp32, as the plain
 path does; their features and the results of their products are rounded to bfloat16, which the plain
@@ -17,8 +18,7 @@ from __future__ import annotations
 
 import importlib
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -28,6 +28,7 @@ from torch import Tensor
 
 from zoo_core.errors import UnsupportedCall
 from zoo_core.isolation import describe
+from zoo_core.nn import choice
 
 #: Widths of features and values: what tensor cores multiply at once, and what a kernel can hold.
 STEP, WIDEST = 16, 256
@@ -35,29 +36,13 @@ STEP, WIDEST = 16, 256
 #: Tokens in a block of flex_attention's masks.
 BLOCK = 128
 
-_allowed = True
-
-
-@contextmanager
-def plain_only() -> Iterator[None]:
-    """Take the plain path within the block, backward included where it runs within.
-
-    For the whole process: also for threads, like those in which a backward recomputes.
-    """
-    global _allowed
-    before, _allowed = _allowed, False
-    try:
-        yield
-    finally:
-        _allowed = before
-
 
 def suits(x: Tensor, *widths: int) -> bool:
     """Whether a kernel may stand in for tensors like x, (..., any of these widths)."""
     return (
         # Compiled code fuses by itself, and kernels of others would break its graph.
         not torch.compiler.is_compiling()
-        and _allowed
+        and choice.kernels_allowed()
         and x.is_cuda
         and x.dtype is torch.bfloat16
         and all(width % STEP == 0 and width <= WIDEST for width in widths)
@@ -214,6 +199,6 @@ class _Once(torch.autograd.Function):
         if torch.is_grad_enabled():  # only where the graph of the gradient is to be made
             raise UnsupportedCall(
                 "the kernel that computed this attention has no second derivative; compute it, "
-                "and its gradients, `with zoo_core.nn.gpu.plain_only():`"
+                "and its gradients, `with zoo_core.nn.choice.plain_only():`"
             )
         return grads[0]

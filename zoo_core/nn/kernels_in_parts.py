@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from zoo_core.attention import Context
-from zoo_core.nn import derivatives, masks, memories
+from zoo_core.nn import derivatives, masks, memories, native
 from zoo_core.nn.feature_maps import FeatureMap, elu_and_slope, elu_plus_one
 from zoo_core.nn.parts import samples, spans
 from zoo_core.nn.precision import divide
@@ -51,6 +51,8 @@ def _attend(
     chunk: int | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The output, and what `_gradients` needs: normalisers (B, H, L, 1) and the memory."""
+    if chunk is None and _has_kernel(phi, q, k, v):
+        return _kernel("linear", q, k, v, ctx.key_padding)
     batch, heads, length, width = *q.shape[:3], v.shape[-1]
     # In the layout of hosts, to whom merging the heads then costs nothing.
     out = v.new_empty(batch, length, heads, width).transpose(1, 2)
@@ -146,6 +148,8 @@ def _gradients(
     memory: Tensor,
 ) -> tuple[Tensor, ...]:
     """Gradients of q, k and v from that of the output, and what `_attend` gave."""
+    if _has_kernel(phi, *inputs):
+        return _kernel("linear_backward", grad, *inputs, key_padding, out, total, memory)
     grads = tuple(torch.empty_like(x) for x in inputs)
     for few in samples(out):
         (q, k, v), (grad_q, grad_k, grad_v) = ([x[few] for x in xs] for xs in (inputs, grads))
@@ -231,3 +235,14 @@ def _memory_in_parts(
         products.flatten(0, 1).baddbmm_(keys.flatten(0, 1).mT, values.flatten(0, 1))
         total += more
     return torch.cat([products, total.mT], -1)
+
+
+def _has_kernel(phi: FeatureMap, q: Tensor, k: Tensor, v: Tensor) -> bool:
+    return phi is elu_plus_one and native.suits(q, k, v)
+
+
+def _kernel(name: str, *tensors: Tensor | None) -> tuple[Tensor, ...]:
+    """The native kernel of that name, which asks for the numbers of a row side by side."""
+    rows = (x if x is None or x.stride(-1) == 1 else x.contiguous() for x in tensors)
+    found: tuple[Tensor, ...] = getattr(torch.ops.zoo_core, name)(*rows)
+    return found

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zoo_core.attention import Context, Site
-from zoo_core.nn import masks, softmax
+from zoo_core.nn import masks, softmax, tiles
 from zoo_core.nn.parts import attend_in_parts, streams
 from zoo_core.nn.patterns import Common, Pattern
 from zoo_core.nn.precision import sum_dtype
@@ -78,6 +78,15 @@ class SparseAttention(nn.Module, ABC):
         are left to the caller.
         """
 
+    def runs(self, begin: Tensor, stop: Tensor, extent: Extent) -> Tensor | None:
+        """The runs of `nn.tiles` that show queries what they see, (B or 1, H or 1, R, P, 6).
+
+        By the pattern, by causality and of the sample's own keys only; hubs are left to the caller.
+        begin, stop: where each tile begins and ends, (R,).
+        None where the pattern has no such form: `attend` then goes without the native kernel.
+        """
+        return None
+
     def forward(self, q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> Tensor:
         """q (B, H, L, D), k (B, H, S, D), v (B, H, S, E) -> (B, H, L, E).
 
@@ -124,6 +133,8 @@ class SparseAttention(nn.Module, ABC):
         """
         length = q.shape[-2]
         extent = self._extent(_count(real, length, q.device), ctx)
+        if (out := self._attend_in_tiles(q, k, v, extent)) is not None:
+            return out
         missing = -length % self.multiple
         padded = [F.pad(x, (0, 0, 0, missing)) if missing else x for x in (q, k, v)]
         out = self.attend(padded[0], padded[1], padded[2], extent)[:, :, :length]
@@ -137,6 +148,25 @@ class SparseAttention(nn.Module, ABC):
             return out
         # Put together as hosts store it, tokens before heads.
         return torch.cat([first.transpose(1, 2), out.transpose(1, 2)[:, hubs:]], 1).transpose(1, 2)
+
+    def _attend_in_tiles(self, q: Tensor, k: Tensor, v: Tensor, extent: Extent) -> Tensor | None:
+        """Attend by the native kernel, hubs as well; None where it cannot be."""
+        if (self.training and self.dropout) or not tiles.suits(q, k, v):
+            return None
+        hubs = min(extent.hubs, q.shape[-2])
+        borders = tiles.borders(q.shape[-2], 0 if extent.causal else hubs, q.device)
+        begin = borders[:-1]
+        runs = self.runs(begin, borders[1:], extent)
+        if runs is None:
+            return None
+        seen = extent.count.clamp(max=hubs)
+        if extent.causal:
+            first = tiles.run(torch.zeros_like(begin), seen, first=-begin, first_step=1)
+        else:
+            seen = torch.where(begin < hubs, extent.count, seen)
+            first = tiles.run(torch.zeros_like(begin), seen)
+        first = first.expand(*runs.shape[:3], 1, 6)
+        return tiles.attend(q, k, v, torch.cat([runs, first], -2), borders, scale=self.scale)
 
     def _fused(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         dropout = self.dropout if self.training else 0.0

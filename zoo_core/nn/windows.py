@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from zoo_core.nn import gpu, masks, softmax
+from zoo_core.nn import gpu, masks, softmax, tiles
 from zoo_core.nn.blocks import Blocks
 from zoo_core.nn.scores import dot_product
 
@@ -52,7 +52,7 @@ class Window:
         padding may hold anything. dropout: pass 0 outside training.
         """
         queries, keys = q.shape[-2], k.shape[-2]
-        if queries <= self._size or self._is_short(keys):
+        if queries <= self._size or self._is_short(keys, in_tiles=_tiled(q, k, v, dropout)):
             k, v = masks.hide(k, key_padding), masks.hide(v, key_padding)
             mask = self._mask_of_tokens(q, k, key_padding)
             return F.scaled_dot_product_attention(
@@ -81,7 +81,13 @@ class Window:
         real: (B,) number of keys that are no padding, None = all. dropout: as in `attend`.
         """
         fused = partial(F.scaled_dot_product_attention, dropout_p=dropout, scale=scale)
-        if not self._is_short(k.shape[-2]):
+        in_tiles = _tiled(q, k, v, dropout)
+        if not self._is_short(k.shape[-2], in_tiles=in_tiles):
+            if in_tiles:
+                leading = 0 if self.causal else self.prefix
+                borders = tiles.borders(q.shape[-2], leading, q.device)
+                runs = self._runs(borders, k.shape[-2], real, q.device)
+                return tiles.attend(q, k, v, runs, borders, scale=scale)
             out = None if dropout else self._attend_in_kernel(q, k, v, real, scale)
             return self._attend_in_blocks(q, k, v, real, fused) if out is None else out
         i, j = (torch.arange(x.shape[-2], device=x.device)[None] for x in (q, k))
@@ -104,8 +110,10 @@ class Window:
         """Keys in a block."""
         return max(SMALLEST, -(-self.reach // self._neighbours))
 
-    def _is_short(self, keys: int) -> bool:
-        """Whether blocks would see about as much as a dense mask shows."""
+    def _is_short(self, keys: int, *, in_tiles: bool) -> bool:
+        """Whether blocks, or tiles, would see about as much as a dense mask shows."""
+        if in_tiles:
+            return keys <= 2 * self.reach
         return keys <= 2 * (self._neighbours + 1) * self._size
 
     def _mask_of_tokens(self, q: Tensor, k: Tensor, key_padding: Tensor | None) -> Tensor:
@@ -137,6 +145,30 @@ class Window:
             causal=self.causal,
             scale=scale,
         )
+
+    def _runs(
+        self, borders: Tensor, keys: int, real: Tensor | None, device: torch.device
+    ) -> Tensor:
+        """What each tile of queries sees, (B or 1, 1, R, 2, 6): the prefix, and the window or all.
+
+        Tiles that lie within the prefix see all, unless the call is causal.
+        """
+        begin, stop, stride = borders[:-1], borders[1:], self.stride
+        end = torch.full((1, 1, 1), keys, device=device) if real is None else real[:, None, None]
+        ahead = 0 if self.causal else self.reach
+        low = (begin // stride - self.reach).clamp(min=0)
+        high = ((stop - 1) // stride + ahead).minimum(end - 1)
+        first = (low - ahead) * stride - begin
+        last = (low + self.reach) * stride + stride - 1 - begin
+        window = tiles.run(low, high - low + 1, first=first, first_step=stride, last=last, last_step=stride)
+        if not self.prefix:
+            return window
+        zero = torch.zeros_like(begin)
+        leading = end.clamp(max=self.prefix)
+        if self.causal:
+            return torch.cat([tiles.run(zero, leading, first=-begin, first_step=1), window], -2)
+        leading = torch.where(begin < self.prefix, end, leading)
+        return torch.cat([tiles.run(zero, leading), window], -2)
 
     def _attend_in_blocks(
         self, q: Tensor, k: Tensor, v: Tensor, real: Tensor | None, fused: Callable[..., Tensor]
@@ -184,3 +216,7 @@ class Window:
         near = torch.where(near, torch.zeros_like(hidden), hidden)
         there = blocks.keys(q.device, real) >= 0
         return torch.where(there[:, None, None], near, hidden)
+
+
+def _tiled(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> bool:
+    return not dropout and tiles.suits(q, k, v)

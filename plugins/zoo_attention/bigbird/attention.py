@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from zoo_core import Site
+from zoo_core.nn import tiles
 from zoo_core.nn.blocks import surroundings
 from zoo_core.nn.parts import attend_in_parts
 from zoo_core.nn.patterns import Neighbours
@@ -92,6 +93,21 @@ class BigBirdAttention(SparseAttention):
 
         dropout = self.dropout if self.training else 0.0
         return attend_in_parts(attend, q, v, multiple=block, rows=ROWS, dropout=dropout)
+
+    def runs(self, begin: Tensor, stop: Tensor, extent: Extent) -> Tensor | None:
+        """Window and random blocks of tiles of queries, (B or 1, H, R, random + 1, 6)."""
+        if self.block % tiles.TILE:
+            return None
+        block = begin // self.block
+        drawn = self.drawn(int(block[-1]) + 1, extent)[:, :, block]
+        ahead = 0 if extent.causal else self.window
+        near = (block - self.window).clamp(min=0).expand_as(drawn[..., 0])[..., None]
+        after = torch.cat([(block + ahead).expand_as(near[..., 0])[..., None], drawn], -1) + 1
+        start = torch.cat([near, drawn.clamp(min=0)], -1) * self.block
+        count = (after * self.block).minimum(extent.count[..., None]) - start
+        # In a causal call a key is seen from its own place on.
+        lanes = {"first": start - begin[:, None], "first_step": 1} if extent.causal else {}
+        return tiles.run(start, count, **lanes).squeeze(-2)
 
     def drawn(self, blocks: int, extent: Extent) -> Tensor:
         """The random blocks R(b) of each block b, (B or 1, H, blocks, random); -1 where none."""

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from zoo_core import Site
+from zoo_core.nn import tiles
 from zoo_core.nn.patterns import Distances, Neighbours, Pattern
 from zoo_core.nn.sparse import Extent, PatternAttention
 
@@ -49,6 +50,29 @@ class LogSparseAttention(PatternAttention):
         """Whether |i - j| is a power of two, 0, or within the window."""
         distance = (i - j).abs()
         return (distance & (distance - 1) == 0) | (distance <= self.window)
+
+    def runs(self, begin: Tensor, stop: Tensor, extent: Extent) -> Tensor:
+        """The window of tiles of queries and the powers of two beyond it, (B or 1, 1, R, P, 6)."""
+        reach, ahead = self.window, 0 if extent.causal else self.window
+        low = (begin - reach).clamp(min=0)
+        found = [
+            tiles.run(
+                low,
+                (stop + ahead).minimum(extent.count) - low,
+                first=low - ahead - begin,
+                first_step=1,
+                last=low + reach - begin,
+                last_step=1,
+            )
+        ]
+        past = [-power for power in powers_of_two(reach, int(stop[-1]))]
+        for offset in (*past, *([] if extent.causal else [-power for power in past])):
+            start = (begin + offset).clamp(min=0)
+            count = (stop + offset).minimum(extent.count) - start
+            # The query that sees the first of them; the next one sees the next.
+            lane = start - offset - begin
+            found.append(tiles.run(start, count, first=lane, first_step=1, last=lane, last_step=1))
+        return torch.cat([x.view(-1, 1, *x.shape[-3:]) for x in found], -2)
 
     def layout(
         self, length: int, extent: Extent, device: torch.device

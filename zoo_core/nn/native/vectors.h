@@ -1,0 +1,154 @@
+// Vectors of floats, and products of small matrices whose results stay in registers.
+//
+// By the vector extensions of gcc and clang: one source for AVX-512, AVX2, NEON and what has none.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <new>
+#include <vector>
+
+namespace zoo {
+
+// Numbers that begin at a cache line: a vector across two lines takes twice as long to load.
+template <class T>
+struct Aligned {
+  using value_type = T;
+  static constexpr std::align_val_t LINE{64};
+  Aligned() = default;
+  template <class U>
+  Aligned(const Aligned<U>&) {}
+  T* allocate(std::size_t n) { return static_cast<T*>(::operator new(n * sizeof(T), LINE)); }
+  void deallocate(T* p, std::size_t) { ::operator delete(p, LINE); }
+  bool operator==(const Aligned&) const { return true; }
+};
+using Buffer = std::vector<float, Aligned<float>>;
+
+// W: floats in a vector. Of results, ROWS x VECTORS vectors are kept, as many as there are registers.
+#if defined(__AVX512F__)
+constexpr int W = 16, ROWS = 6, VECTORS = 4;
+#elif defined(__AVX2__)
+constexpr int W = 8, ROWS = 6, VECTORS = 2;
+#else
+constexpr int W = 4, ROWS = 6, VECTORS = 4;
+#endif
+
+typedef float vec __attribute__((vector_size(4 * W), aligned(4), may_alias));
+typedef int32_t ivec __attribute__((vector_size(4 * W), aligned(4), may_alias));
+
+// Loops over vectors in registers must be gone before the compiler decides what to keep there.
+#define ZOO_UNROLL _Pragma("GCC unroll 16")
+
+inline vec load(const float* from) { return *reinterpret_cast<const vec*>(from); }
+inline void store(float* to, vec x) { *reinterpret_cast<vec*>(to) = x; }
+inline vec splat(float x) { return vec{} + x; }
+inline vec larger(vec x, vec y) { return x > y ? x : y; }
+inline vec smaller(vec x, vec y) { return x < y ? x : y; }
+
+inline float sum(vec x) {
+  float total = 0;
+  ZOO_UNROLL for (int i = 0; i < W; i++) total += x[i];
+  return total;
+}
+
+// 2 ** x for x <= 127, to a few units in the last place; 0 below the smallest normal number, since
+// products of denormal ones take a hundred times as long.
+inline vec exp2(vec x) {
+  const vec bounded = larger(x, splat(-126.f));
+  const vec shifted = bounded + 12582912.f;  // 1.5 * 2 ** 23: its last bits are the nearest integer
+  const vec r = bounded - (shifted - 12582912.f);
+  vec p = r * 1.535336188319500e-4f + 1.339887440266574e-3f;
+  p = p * r + 9.618437357674640e-3f;
+  p = p * r + 5.550332471162809e-2f;
+  p = p * r + 2.402264791363012e-1f;
+  p = p * r + 6.931472028550421e-1f;
+  p = p * r + 1.f;
+  const vec power = (vec)((ivec)p + ((ivec)shifted << 23));
+  return x < -126.f ? vec{} : power;
+}
+
+constexpr float LOG2_E = 1.442695040888963f;
+
+// c_i = sum_p a_i[p] b_p, added to what c_i holds if `add`: M rows, V vectors of columns.
+// a, c: pointers to the M rows. b: row p begins at b + p * ldb.
+template <int M, int V>
+__attribute__((noinline)) void rows_block(
+    int64_t K, const float* const* a, const float* b, int64_t ldb, float* const* c, int64_t at,
+    bool add) {
+  const float* row[M];
+  vec held[M][V];
+  ZOO_UNROLL for (int i = 0; i < M; i++) {
+    row[i] = a[i];
+    ZOO_UNROLL for (int j = 0; j < V; j++) held[i][j] = add ? load(c[i] + at + W * j) : vec{};
+  }
+  for (int64_t p = 0; p < K; p++) {
+    vec x[V];
+    ZOO_UNROLL for (int j = 0; j < V; j++) x[j] = load(b + p * ldb + at + W * j);
+    ZOO_UNROLL for (int i = 0; i < M; i++) {
+      const float y = row[i][p];
+      ZOO_UNROLL for (int j = 0; j < V; j++) held[i][j] += y * x[j];
+    }
+  }
+  ZOO_UNROLL for (int i = 0; i < M; i++)
+    ZOO_UNROLL for (int j = 0; j < V; j++) store(c[i] + at + W * j, held[i][j]);
+}
+
+// c_i = sum_p a[p][i] b_p, added to what c_i holds if `add`: M rows, V vectors of columns.
+// a: row p, M of its numbers, begins at a + p * lda. b: pointers to the K rows. c: row i begins at
+// c + i * ldc.
+template <int M, int V>
+__attribute__((noinline)) void columns_block(
+    int64_t K, const float* a, int64_t lda, const float* const* b, float* c, int64_t ldc, int64_t at,
+    bool add) {
+  vec held[M][V];
+  ZOO_UNROLL for (int i = 0; i < M; i++)
+    ZOO_UNROLL for (int j = 0; j < V; j++)
+      held[i][j] = add ? load(c + i * ldc + at + W * j) : vec{};
+  for (int64_t p = 0; p < K; p++) {
+    const float* row = b[p] + at;
+    vec x[V];
+    ZOO_UNROLL for (int j = 0; j < V; j++) x[j] = load(row + W * j);
+    ZOO_UNROLL for (int i = 0; i < M; i++) {
+      const float y = a[p * lda + i];
+      ZOO_UNROLL for (int j = 0; j < V; j++) held[i][j] += y * x[j];
+    }
+  }
+  ZOO_UNROLL for (int i = 0; i < M; i++)
+    ZOO_UNROLL for (int j = 0; j < V; j++) store(c + i * ldc + at + W * j, held[i][j]);
+}
+
+// Runs f<V>(column) over `width` columns, a multiple of W, by as many vectors as are kept at once.
+template <class F>
+inline void over_columns(int64_t width, F f) {
+  int64_t at = 0;
+  for (; at + VECTORS * W <= width; at += VECTORS * W) f.template operator()<VECTORS>(at);
+  for (; at < width; at += W) f.template operator()<1>(at);
+}
+
+// c = a b for M rows given by pointers: a (M, K), b (K, width) with rows ldb apart, c (M, width).
+inline void rows_product(
+    int64_t M, int64_t width, int64_t K, const float* const* a, const float* b, int64_t ldb,
+    float* const* c, bool add) {
+  over_columns(width, [&]<int V>(int64_t at) {
+    int64_t i = 0;
+    for (; i + ROWS <= M; i += ROWS) rows_block<ROWS, V>(K, a + i, b, ldb, c + i, at, add);
+    for (; i + 2 <= M; i += 2) rows_block<2, V>(K, a + i, b, ldb, c + i, at, add);
+    for (; i < M; i++) rows_block<1, V>(K, a + i, b, ldb, c + i, at, add);
+  });
+}
+
+// c = a^T b: a (K, M) with rows lda apart, b (K, width) by pointers to its rows, c (M, width).
+inline void columns_product(
+    int64_t M, int64_t width, int64_t K, const float* a, int64_t lda, const float* const* b,
+    float* c, int64_t ldc, bool add) {
+  over_columns(width, [&]<int V>(int64_t at) {
+    int64_t i = 0;
+    for (; i + ROWS <= M; i += ROWS)
+      columns_block<ROWS, V>(K, a + i, lda, b, c + i * ldc, ldc, at, add);
+    for (; i + 2 <= M; i += 2)
+      columns_block<2, V>(K, a + i, lda, b, c + i * ldc, ldc, at, add);
+    for (; i < M; i++) columns_block<1, V>(K, a + i, lda, b, c + i * ldc, ldc, at, add);
+  });
+}
+
+}  // namespace zoo
