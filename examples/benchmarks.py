@@ -6,7 +6,8 @@ python examples/benchmarks.py --minutes 20     # begins no race after that
 python examples/readme.py --quick              # then: write README's tables
 
 The races that matter most come first, and each finished one is kept at once in
-zoo_core/bench/measured.json. Run it on an idle machine.
+zoo_core/bench/measured.json. Run it on an idle machine, with the native kernels built (`zoo native
+--build`), which it measures last.
 """
 
 from __future__ import annotations
@@ -25,10 +26,13 @@ from zoo_core.bench.measured import FILE
 from zoo_core.bench.rows import Row
 from zoo_core.bench.scaling import growth_between
 from zoo_core.mechanism import Mechanism
+from zoo_core.nn import native
 
 SHORT, LONG, LONGER, LONGEST = (128, 512, 1024), 4096, 8192, 16384
 #: Whole models: those that should pay, after softmax, which should cost nothing.
 IN_MODELS = ("softmax", "linear", "performer", "linformer", "nystromformer", "local")
+#: Those with native kernels, measured with and without them.
+WITH_KERNELS = ("bigbird", "linear", "local", "log_sparse", "low_rank_band", "pooling")
 #: So many mechanisms share the calls of fused softmax in one race.
 TOGETHER = 13
 #: A mechanism is left out of a race where one call would take more seconds, or bytes.
@@ -72,9 +76,9 @@ class Heat:
         return replace(self, names=tuple(names)) if names else None
 
 
-def place(case: Case) -> tuple[int, int, str]:
+def place(case: Case) -> tuple[int, int, str, bool]:
     """What tells the races of one model apart."""
-    return case.length, case.batch, case.mode
+    return case.length, case.batch, case.mode, case.native
 
 
 def is_measure(row: Row) -> bool:
@@ -127,6 +131,25 @@ def heats(records: Sequence[Mechanism]) -> Iterator[Heat]:
         yield from bare(names, Case(length=length, mode="backward"))
     yield from bare(fast, Case(length=LONGER, mode="backward"), rounds=2)
     yield from bare(fast, Case(length=LONG, mode="compiled"))  # compiling takes the most of it
+    if native.loaded():
+        yield from with_kernels()
+
+
+def with_kernels() -> Iterator[Heat]:
+    """The races with native kernels."""
+    for mode in ("forward", "backward"):
+        for length in (*SHORT, LONG, LONGER, LONGEST):
+            if mode == "forward" or length not in (SHORT[0], LONGEST):
+                case = Case(length=length, mode=mode, native=True)
+                yield Heat(case, WITH_KERNELS, peers=length == LONG)
+    in_models = tuple(name for name in IN_MODELS if name in WITH_KERNELS)
+    bert: dict[str, Any] = {"model": "bert", "settings": {"num_hidden_layers": 2}}
+    yield Heat(Case(length=LONG, native=True), in_models, rounds=5, **bert)
+    yield Heat(Case(length=128, batch=32, padded=True, native=True), in_models, rounds=7, **bert)
+    images = Case(length=197, batch=8, native=True)
+    yield Heat(images, in_models, rounds=9, model="vit", settings={"depth": 2})
+    one_layer = {"model": "bert", "settings": {"num_hidden_layers": 1}}
+    yield Heat(Case(length=LONGEST, native=True), in_models, **one_layer)
 
 
 def bare(names: Sequence[str], case: Case, **how: Any) -> Iterator[Heat]:

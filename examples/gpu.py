@@ -37,7 +37,7 @@ from zoo_core.bench.tables import figures, headline
 from zoo_core.bench.timing import Race, ratio
 from zoo_core.errors import BenchError
 from zoo_core.mechanism import Mechanism
-from zoo_core.nn import choice, gpu
+from zoo_core.nn import choice
 from zoo_core.words import markdown_table
 
 LENGTHS = (1024, 4096, 16384, 65536)

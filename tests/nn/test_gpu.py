@@ -92,7 +92,7 @@ def kernels(monkeypatch) -> Iterator[Kernels]:
     made = Kernels()
     for package in ("fla", "fla.ops", "fla.ops.linear_attn", "fla.ops.delta_rule"):
         monkeypatch.setitem(sys.modules, package, made)
-    monkeypatch.setattr(gpu, "suits", lambda *_: gpu._allowed)
+    monkeypatch.setattr(gpu, "suits", lambda *_: choice.kernels_allowed())
     gpu.kernel.cache_clear()
     yield made
     gpu.kernel.cache_clear()
@@ -259,7 +259,7 @@ def flex(monkeypatch) -> None:
     """flex_attention for every tensor, uncompiled as a CPU needs it."""
     from torch.nn.attention import flex_attention as library
 
-    monkeypatch.setattr(gpu, "suits", lambda *_: gpu._allowed)
+    monkeypatch.setattr(gpu, "suits", lambda *_: choice.kernels_allowed())
     monkeypatch.setattr(gpu, "kernel", lambda *_: print)
     monkeypatch.setattr(gpu, "_flex_attention", lambda: library.flex_attention)
 

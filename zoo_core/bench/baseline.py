@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -156,10 +156,10 @@ def compare(
 
 def broken(before: Iterable[Row], now: Iterable[Row]) -> list[Break]:
     """Every mechanism that a baseline has numbers of, and that is refused now at the same case."""
-    known = {_work(row): row for row in before if row.role == "mechanism" and not row.refused}
+    find = _finder((row for row in before if row.role == "mechanism" and not row.refused), _work)
     found = []
     for row in now:
-        old = known.get(_work(row))
+        old = find(row)
         if row.role == "mechanism" and row.refused and old is not None:
             to = _reference(row)
             found.append(Break(row=row, to=to, before=old.ratios.get(to)))
@@ -222,13 +222,32 @@ def _reference(row: Row) -> str:
 
 def _pairs(before: Iterable[Row], now: Iterable[Row]) -> list[tuple[Row, Row, str]]:
     """Mechanisms' rows of the same work that both have a ratio: old, new, and to what it is."""
-    known = {row.key: row for row in before}
+    find = _finder(before, lambda row: row.key)
     pairs = []
     for row in now:
-        to, old = _reference(row), known.get(row.key)
+        to, old = _reference(row), find(row)
         if row.role == "mechanism" and old and to in row.ratios and to in old.ratios:
             pairs.append((old, row, to))
     return pairs
+
+
+def _finder(
+    rows: Iterable[Row], key: Callable[[Row], tuple[Any, ...]]
+) -> Callable[[Row], Row | None]:
+    """What finds the row of the same key.
+
+    Where no row of a mechanism has native kernels they are no part of it, and do not matter.
+    """
+    rows = list(rows)
+    known = {key(row): row for row in rows}
+    kernels = {row.name for row in rows if row.case.native and row.role == "mechanism"}
+
+    def find(row: Row) -> Row | None:
+        if row.case.native and row.name not in kernels:
+            row = replace(row, case=replace(row.case, native=False))
+        return known.get(key(row))
+
+    return find
 
 
 def _work(row: Row) -> tuple[Any, ...]:

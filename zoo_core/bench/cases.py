@@ -29,6 +29,8 @@ class Case:
         (the forward through torch.compile).
     padded: the samples have from N/2 to N real tokens, spread evenly over the batch (a single one
         3N/4), and padding on the right. Otherwise all tokens are real and there is no mask.
+    native: with the native kernels of `zoo native`, which have to be built; otherwise, on a CPU,
+        plain torch even where they are.
     """
 
     length: int
@@ -39,6 +41,7 @@ class Case:
     device: str = "cpu"
     mode: str = "forward"
     padded: bool = False
+    native: bool = False
 
     def __post_init__(self) -> None:
         for name in ("length", "batch", "heads", "width"):

@@ -11,6 +11,7 @@ import torch
 from zoo_core.bench import counting
 from zoo_core.bench.cases import Case
 from zoo_core.bench.competitors import Work
+from zoo_core.bench.machine import kernels
 from zoo_core.bench.rows import Ratio, Row
 from zoo_core.bench.timing import FEWEST_ROUNDS, Call, Race, Timing, ratio
 from zoo_core.bench.yardsticks import Yardsticks
@@ -94,7 +95,7 @@ class Contest:
         entry = Entry(row)
         self.entries.append(entry)
         try:
-            with warnings.catch_warnings():
+            with warnings.catch_warnings(), kernels(self.case):
                 # A race trains nothing, and so nothing is amiss.
                 warnings.filterwarnings("ignore", ".* trains without its auxiliary loss")
                 self._prepare(entry, make())
@@ -121,7 +122,8 @@ class Contest:
         """
         race = self._race()
         try:
-            race.run(self.effort.rounds, lambda: steps.step(what))
+            with kernels(self.case):
+                race.run(self.effort.rounds, lambda: steps.step(what))
         except KeyboardInterrupt:
             yield from self._results(race)
             raise

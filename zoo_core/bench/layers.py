@@ -13,7 +13,7 @@ from zoo_core.bench import counting
 from zoo_core.bench.cases import Case
 from zoo_core.bench.competitors import Inputs, Work, attend, fitted, softmax
 from zoo_core.bench.contest import Contest, Effort, Progress, Steps
-from zoo_core.bench.machine import check_device
+from zoo_core.bench.machine import check_case
 from zoo_core.bench.peers import peers_of
 from zoo_core.bench.rows import Row
 from zoo_core.bench.scaling import growth_between
@@ -44,8 +44,8 @@ def measure(
     """
     chosen = choose(mechanisms, options)
     effort = effort or Effort()
-    for device in {case.device for case in cases}:
-        check_device(device)
+    for case in cases:
+        check_case(case)
     steps = Steps(len(cases) * (effort.rounds + len(chosen)), progress)
     memory = Memory()
     for case in cases:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import platform
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 
 import zoo_core
+from zoo_core.bench.cases import Case
 from zoo_core.errors import BenchError
 from zoo_core.isolation import describe
+from zoo_core.nn import choice, native
 
 
 def describe_machine(device: str = "cpu", threads: int | None = None) -> dict[str, Any]:
@@ -39,6 +42,19 @@ def check_device(name: str) -> None:
         torch.empty(1, device=name)
     except Exception as error:
         raise BenchError(f"device {name!r} cannot be used: {describe(error)}") from error
+
+
+def check_case(case: Case) -> None:
+    """Raise BenchError unless a case can be measured on this machine."""
+    check_device(case.device)
+    if case.native and not native.loaded():
+        raise BenchError("the native kernels are not built; run `zoo native --build`")
+
+
+def kernels(case: Case) -> AbstractContextManager[None]:
+    """Within it, what a case asks for: native kernels, or plain torch although they are there."""
+    on_cpu = torch.device(case.device).type == "cpu"
+    return choice.plain_only() if on_cpu and not case.native else nullcontext()
 
 
 def _processor() -> str:

@@ -32,11 +32,13 @@ class Verdict:
     """From where on one mechanism was faster than fused softmax, forward, one sample.
 
     longest: the measurement at the longest length.
+    with_kernels: the break-even with native kernels; None where it has none.
     """
 
     break_even: BreakEven
     longest: Row
     machine: str
+    with_kernels: BreakEven | None = None
 
     def pays(self, length: int) -> bool:
         """Whether it is faster for inputs of this many tokens."""
@@ -51,9 +53,10 @@ class Verdict:
             times, length = self.longest.ratios["sdpa"].value, self.longest.case.length
             most = f"at {length} tokens, the most that was measured"
             return f"slower than fused softmax, taking {times:.1f} times as long {most}"
-        tokens = f"{start:.0f} tokens"
-        about = f"{tokens} or fewer" if self.break_even.at_most else f"about {tokens}"
-        return f"faster than fused softmax from {about} on"
+        words = f"faster than fused softmax from {_about(self.break_even)} on"
+        if self.with_kernels is None or self.with_kernels.length is None:
+            return words
+        return f"{words}, with native kernels from {_about(self.with_kernels)} on"
 
     @property
     def how(self) -> str:
@@ -76,6 +79,11 @@ class Verdict:
         return f"{name} does not pay here: it is {self.summary}{here} ({self.how})"
 
 
+def _about(start: BreakEven) -> str:
+    tokens = f"{start.length:.0f} tokens"
+    return f"{tokens} or fewer" if start.at_most else f"about {tokens}"
+
+
 def as_measured(mechanism: Mechanism, options: Mapping[str, Any], site: Site) -> bool:
     """Whether options, clamped to their site, are those that `verdict` speaks of: the defaults."""
     return mechanism.options().clamped(site).as_dict() == options
@@ -96,18 +104,22 @@ def _verdicts(path: Path) -> dict[str, Verdict]:
     rows = forward(kept)
     longest = {row.name: row for row in sorted(rows, key=lambda row: row.case.length)}
     machine = headline(kept.machine)
+    kernels = {one.name: one for one in break_evens(forward(kept, native=True))}
     return {
-        one.name: Verdict(one, longest[one.name], machine)
+        one.name: Verdict(one, longest[one.name], machine, kernels.get(one.name))
         for one in break_evens(rows)
         if one.name in longest
     }
 
 
-def forward(kept: Baseline) -> list[Row]:
-    """The rows of bare mechanisms, forward, one sample without padding."""
+def forward(kept: Baseline, *, native: bool = False) -> list[Row]:
+    """The rows of bare mechanisms, forward, one sample without padding.
+
+    native: those with the native kernels.
+    """
     return [
         row
         for row in kept.rows
         if row.role == "mechanism" and not (row.model or row.refused or row.case.padded)
-        if row.case.mode == "forward" and row.case.batch == 1
+        if row.case.mode == "forward" and row.case.batch == 1 and row.case.native == native
     ]

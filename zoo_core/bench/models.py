@@ -23,7 +23,7 @@ from zoo_core.bench.cases import Case
 from zoo_core.bench.competitors import Work
 from zoo_core.bench.contest import Contest, Effort, Progress, Steps
 from zoo_core.bench.layers import choose
-from zoo_core.bench.machine import check_device
+from zoo_core.bench.machine import check_case
 from zoo_core.bench.model_peers import model_peers_of
 from zoo_core.bench.rows import Row
 from zoo_core.builder import Order
@@ -76,8 +76,8 @@ def measure_models(
     """
     chosen = choose(mechanisms, options)
     effort = effort or Effort()
-    for device in {case.device for case in cases}:
-        check_device(device)
+    for case in cases:
+        check_case(case)
     host = Host.of(architecture, max(case.length for case in cases), task, model_kwargs)
     cases = list(dict.fromkeys(host.fit(case) for case in cases))
     steps = Steps(len(cases) * (effort.rounds + len(chosen)), progress)

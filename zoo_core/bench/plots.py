@@ -174,7 +174,7 @@ def _guides(axes: Any, ticks: Sequence[int], low: float, high: float) -> None:
 def _label(label: str, case: Case, lines: dict[Key, list[Row]]) -> str:
     """The name; with what differs between two lines of the same name."""
     others = [other for name, other in lines if name == label and other != case]
-    axes = ("batch", "heads", "width", "dtype", "device", "padded")
+    axes = ("batch", "heads", "width", "dtype", "device", "padded", "native")
     differing = [
         f"{axis} {getattr(case, axis)}"
         for axis in axes

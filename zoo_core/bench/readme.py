@@ -39,7 +39,9 @@ def _section(model: str, case: Case, rows: Sequence[Row]) -> str:
             by_name.setdefault(row.name, {})[row.case.length] = row
     table = _models if model else _layers
     padded = ", padded" if case.padded else ""
-    title = f"{f'{model}, ' if model else ''}{case.mode}, batch {case.batch}, {case.dtype}{padded}"
+    native = ", native kernels" if case.native else ""
+    shape = f"{case.mode}, batch {case.batch}, {case.dtype}{padded}{native}"
+    title = f"{model}, {shape}" if model else shape
     return f"{title}:\n\n{table(rows, by_name, lengths)}"
 
 

@@ -77,6 +77,7 @@ class Row:
     @classmethod
     def of_dict(cls, values: Mapping[str, Any]) -> Self:
         """The row that `as_dict` wrote. Raises KeyError, TypeError or ZooError for another one."""
+        values = {"native": False, **values}  # files from before there were such kernels
         case = Case(**{spec.name: values[spec.name] for spec in fields(Case)})
         own = {spec.name: values[spec.name] for spec in fields(cls) if spec.name != "case"}
         own["ratios"] = {name: Ratio(**ratio) for name, ratio in own["ratios"].items()}

@@ -17,7 +17,7 @@ from zoo_core.bench.scaling import BreakEven, Scaling
 if TYPE_CHECKING:
     from rich.table import Table
 
-_AXES = ("mode", "batch", "heads", "width", "dtype", "device", "padded")
+_AXES = ("mode", "batch", "heads", "width", "dtype", "device", "padded", "native")
 _NONE = "-"
 
 LAYERS_LEGEND = (
@@ -150,6 +150,7 @@ def caption(rows: Sequence[Row]) -> str:
         "dtype": case.dtype,
         "mode": case.mode,
         "padded": "padded" if case.padded else "",
+        "native": "native kernels" if case.native else "",
     }
     return ", ".join(text for axis, text in parts.items() if text and axis not in varying)
 
@@ -210,7 +211,7 @@ def _varying(cases: Iterable[Case]) -> list[str]:
 
 def _axis(case: Case, axis: str) -> str:
     value = getattr(case, axis)
-    return ("padded" if value else "") if axis == "padded" else str(value)
+    return (axis if value else "") if axis in ("padded", "native") else str(value)
 
 
 def _start(row: Row, axes: Sequence[str]) -> list[str]:

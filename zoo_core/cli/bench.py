@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -95,6 +95,11 @@ _MOST_THREADS = 4 * (os.cpu_count() or 256)
     help="backward: forward and backward in training; compiled: the forward by torch.compile.",
 )
 @click.option("--padded", is_flag=True, help="Samples of N/2 to N tokens, padded to N.")
+@click.option(
+    "--native/--plain",
+    default=None,
+    help="With or without the native kernels of zoo native. Default: with, if they are built.",
+)
 @click.option(
     "--threads",
     type=click.IntRange(min=1, max=_MOST_THREADS),
@@ -218,8 +223,11 @@ def _race(
     with output.working("loading torch"):
         from zoo_core.bench.machine import describe_machine
         from zoo_core.cli.bench_report import Report
+        from zoo_core.nn import native
 
         machine = describe_machine(how["device"], how["threads"])
+        if how["native"] is None and native.loaded():
+            cases = [replace(case, native=_may_be_native(case)) for case in cases]
     report = Report(machine, model=model, json=json)
     with _progress() as progress:
         report.take(_rows(chosen, cases, model, progress, **how))
@@ -240,6 +248,10 @@ def _cases(model: str | None, **given: Any) -> list[Case]:
         raise click.UsageError("--heads and --width are the model's own; use --set")
     axes = {name: given[name] for name in _AXES if given[name] is not None}
     return sweep(**{"length": _MODEL_LENGTHS if model else LENGTHS, **axes})
+
+
+def _may_be_native(case: Case) -> bool:
+    return (case.device, case.dtype) == ("cpu", "float32") and case.mode != "compiled"
 
 
 def _rows(

@@ -52,7 +52,8 @@ def _attend(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The output, and what `_gradients` needs: normalisers (B, H, L, 1) and the memory."""
     if chunk is None and _has_kernel(phi, q, k, v):
-        return _kernel("linear", q, k, v, ctx.key_padding)
+        out, total, memory = _kernel("linear", q, k, v, ctx.key_padding)
+        return out, total, memory
     batch, heads, length, width = *q.shape[:3], v.shape[-1]
     # In the layout of hosts, to whom merging the heads then costs nothing.
     out = v.new_empty(batch, length, heads, width).transpose(1, 2)

@@ -160,7 +160,9 @@ class Window:
         high = ((stop - 1) // stride + ahead).minimum(end - 1)
         first = (low - ahead) * stride - begin
         last = (low + self.reach) * stride + stride - 1 - begin
-        window = tiles.run(low, high - low + 1, first=first, first_step=stride, last=last, last_step=stride)
+        window = tiles.run(
+            low, high - low + 1, first=first, first_step=stride, last=last, last_step=stride
+        )
         if not self.prefix:
             return window
         zero = torch.zeros_like(begin)
