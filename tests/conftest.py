@@ -16,8 +16,40 @@ from zoo_core import registry
 
 
 def pytest_configure() -> None:
-    """One thread per test process: the suite runs on every core already, shapes are tiny."""
+    """One thread per test process: the suite runs on every core already, shapes are tiny.
+
+    No native kernels, whatever the user has built: only tests that ask for `native_kernels`.
+    """
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ["ZOO_NATIVE"] = ""
+
+
+@pytest.fixture(scope="session")
+def compiled_kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory for ZOO_NATIVE with kernels, compiled once for all processes of the run."""
+    from zoo_core.nn import native
+
+    if (reason := native.obstacle()) is not None:
+        pytest.skip(f"no native kernels: {reason}")
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "native"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ZOO_NATIVE", str(folder))
+        native.build()
+    native.loaded.cache_clear()
+    return folder
+
+
+@pytest.fixture
+def native_kernels(compiled_kernels: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Take native kernels for the length of a test, in this process."""
+    from zoo_core.nn import native
+
+    monkeypatch.setenv("ZOO_NATIVE", str(compiled_kernels))
+    native.loaded.cache_clear()
+    assert native.loaded()
+    yield
+    native.loaded.cache_clear()
 
 
 FAULT = "fault"
@@ -152,7 +184,8 @@ class FakeSite:
         """The environment of a process on this site, without the user's zoo settings."""
         kept = {key: value for key, value in os.environ.items() if not key.startswith("ZOO_")}
         path = os.pathsep.join(filter(None, [str(self.path), kept.get("PYTHONPATH")]))
-        return {**kept, "PYTHONPATH": path, "PYTHONIOENCODING": "utf-8", **changes}
+        ours = {"PYTHONPATH": path, "PYTHONIOENCODING": "utf-8", "ZOO_NATIVE": ""}
+        return {**kept, **ours, **changes}
 
 
 @pytest.fixture

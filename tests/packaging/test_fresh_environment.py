@@ -64,6 +64,7 @@ class Environment:
         # addsitedir, unlike a plain line, also finds what is installed here as editable.
         (packages / "borrowed.pth").write_text(f"import site; site.addsitedir({str(borrowed)!r})")
         kept = {key: value for key, value in os.environ.items() if not key.startswith("ZOO_")}
+        kept["ZOO_NATIVE"] = ""
         self.variables = {**kept, **variables}
 
     def run(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:

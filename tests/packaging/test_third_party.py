@@ -45,6 +45,7 @@ def site(tmp_path_factory) -> Path:
 
 def python(*arguments: str, site: Path, cwd: Path, **environment: str) -> str:
     kept = {key: value for key, value in os.environ.items() if not key.startswith("ZOO_")}
+    kept["ZOO_NATIVE"] = ""
     done = subprocess.run(
         [sys.executable, *arguments],
         env={**kept, "PYTHONPATH": str(site), **environment},

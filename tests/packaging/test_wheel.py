@@ -45,6 +45,9 @@ def run(site: Path, code: str) -> str:
 def test_the_wheel_holds_packages_catalogue_and_both_commands(unpacked: Path) -> None:
     tops = {path.name for path in unpacked.iterdir() if not path.name.endswith(".dist-info")}
     assert tops == {"zoo_core", "zoo_attention", "zoo_architectures"}
+    sources = {path.name for path in (ROOT / "zoo_core/nn/native").iterdir() if path.is_file()}
+    assert {"vectors.h", "tiles.cpp"} < sources
+    assert {path.name for path in (unpacked / "zoo_core/nn/native").iterdir()} == sources
     assert (unpacked / "zoo_core" / "registry.toml").read_text() == (
         ROOT / "registry.toml"
     ).read_text()

@@ -25,6 +25,7 @@ VERBS = (
     "verify",
     "registry",
     "bench",
+    "native",
     "calibrate",
     "evaluate",
     "diagnose",

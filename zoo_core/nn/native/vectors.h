@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <new>
+#include <utility>
 #include <vector>
 
 namespace zoo {
@@ -46,9 +47,11 @@ inline vec larger(vec x, vec y) { return x > y ? x : y; }
 inline vec smaller(vec x, vec y) { return x < y ? x : y; }
 
 inline float sum(vec x) {
-  float total = 0;
-  ZOO_UNROLL for (int i = 0; i < W; i++) total += x[i];
-  return total;
+  float halves[W];
+  store(halves, x);
+  ZOO_UNROLL for (int n = W / 2; n > 0; n /= 2)
+    ZOO_UNROLL for (int i = 0; i < n; i++) halves[i] += halves[i + n];
+  return halves[0];
 }
 
 // 2 ** x for x <= 127, to a few units in the last place; 0 below the smallest normal number, since
@@ -68,6 +71,49 @@ inline vec exp2(vec x) {
 }
 
 constexpr float LOG2_E = 1.442695040888963f;
+
+// One vector of two, by the places of its numbers in a followed by b.
+template <int... L>
+inline vec pick(vec a, vec b, std::integer_sequence<int, L...>) {
+#if defined(__clang__)
+  return __builtin_shufflevector(a, b, L...);
+#else
+  return __builtin_shuffle(a, b, ivec{L...});
+#endif
+}
+
+// Of a square of numbers, swaps those S apart across the diagonal, in each square of 2 S.
+template <int S, int... L>
+inline void swap_apart(vec* x, std::integer_sequence<int, L...>) {
+  using Upper = std::integer_sequence<int, (L & S ? W + L - S : L)...>;
+  using Lower = std::integer_sequence<int, (L & S ? W + L : L + S)...>;
+  ZOO_UNROLL for (int i = 0; i < W; i++) {
+    if (i & S) continue;
+    const vec a = x[i], b = x[i + S];
+    x[i] = pick(a, b, Upper{}), x[i + S] = pick(a, b, Lower{});
+  }
+}
+
+// Turns a square of W x W numbers.
+inline void turn_square(vec* x) {
+  using Lanes = std::make_integer_sequence<int, W>;
+  swap_apart<1>(x, Lanes{}), swap_apart<2>(x, Lanes{});
+  if constexpr (W > 4) swap_apart<4>(x, Lanes{});
+  if constexpr (W > 8) swap_apart<8>(x, Lanes{});
+}
+
+// to (width, lanes) = factor * rows^T: n rows by pointers, zeros in the lanes from n on.
+inline void turn_rows(
+    float* to, int64_t lanes, const float* const* rows, int64_t n, int64_t width, float factor) {
+  for (int64_t i = 0; i < lanes; i += W)
+    for (int64_t d = 0; d < width; d += W) {
+      vec x[W];
+      ZOO_UNROLL for (int j = 0; j < W; j++)
+        x[j] = i + j < n ? load(rows[i + j] + d) * factor : vec{};
+      turn_square(x);
+      ZOO_UNROLL for (int j = 0; j < W; j++) store(to + (d + j) * lanes + i, x[j]);
+    }
+}
 
 // c_i = sum_p a_i[p] b_p, added to what c_i holds if `add`: M rows, V vectors of columns.
 // a, c: pointers to the M rows. b: row p begins at b + p * ldb.
@@ -117,11 +163,17 @@ __attribute__((noinline)) void columns_block(
     ZOO_UNROLL for (int j = 0; j < V; j++) store(c + i * ldc + at + W * j, held[i][j]);
 }
 
+// With fewer vectors of a row more rows are kept: sums that wait for each other take longer.
+template <int V>
+constexpr int ROWS_OF = V == VECTORS ? ROWS : 8;
+
 // Runs f<V>(column) over `width` columns, a multiple of W, by as many vectors as are kept at once.
 template <class F>
 inline void over_columns(int64_t width, F f) {
   int64_t at = 0;
   for (; at + VECTORS * W <= width; at += VECTORS * W) f.template operator()<VECTORS>(at);
+  if constexpr (VECTORS > 2)
+    for (; at + 2 * W <= width; at += 2 * W) f.template operator()<2>(at);
   for (; at < width; at += W) f.template operator()<1>(at);
 }
 
@@ -131,7 +183,8 @@ inline void rows_product(
     float* const* c, bool add) {
   over_columns(width, [&]<int V>(int64_t at) {
     int64_t i = 0;
-    for (; i + ROWS <= M; i += ROWS) rows_block<ROWS, V>(K, a + i, b, ldb, c + i, at, add);
+    constexpr int R = ROWS_OF<V>;
+    for (; i + R <= M; i += R) rows_block<R, V>(K, a + i, b, ldb, c + i, at, add);
     for (; i + 2 <= M; i += 2) rows_block<2, V>(K, a + i, b, ldb, c + i, at, add);
     for (; i < M; i++) rows_block<1, V>(K, a + i, b, ldb, c + i, at, add);
   });
@@ -143,8 +196,9 @@ inline void columns_product(
     float* c, int64_t ldc, bool add) {
   over_columns(width, [&]<int V>(int64_t at) {
     int64_t i = 0;
-    for (; i + ROWS <= M; i += ROWS)
-      columns_block<ROWS, V>(K, a + i, lda, b, c + i * ldc, ldc, at, add);
+    constexpr int R = ROWS_OF<V>;
+    for (; i + R <= M; i += R)
+      columns_block<R, V>(K, a + i, lda, b, c + i * ldc, ldc, at, add);
     for (; i + 2 <= M; i += 2)
       columns_block<2, V>(K, a + i, lda, b, c + i * ldc, ldc, at, add);
     for (; i < M; i++) columns_block<1, V>(K, a + i, lda, b, c + i * ldc, ldc, at, add);
