@@ -28,6 +28,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "log_sparse": {"window": 10},
     "low_rank_band": {"band": 20, "rank": 4},
     "pooling": {"window": 20, "outer": 80},
+    "sparse_transformer": {"stride": 10},
 }
 RECORDS = {record.name: record for record in zoo.mechanisms() if record.name in OPTIONS}
 #: Of the kit: what calls a mechanism and compares it with itself.

@@ -244,6 +244,6 @@ def _has_kernel(phi: FeatureMap, q: Tensor, k: Tensor, v: Tensor) -> bool:
 
 def _kernel(name: str, *tensors: Tensor | None) -> tuple[Tensor, ...]:
     """The native kernel of that name, which asks for the numbers of a row side by side."""
-    rows = (x if x is None or x.stride(-1) == 1 else x.contiguous() for x in tensors)
+    rows = (x if x is None else native.rows(x) for x in tensors)
     found: tuple[Tensor, ...] = getattr(torch.ops.zoo_core, name)(*rows)
     return found

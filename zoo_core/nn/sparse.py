@@ -87,6 +87,14 @@ class SparseAttention(nn.Module, ABC):
         """
         return None
 
+    def apart(self, length: int, extent: Extent) -> Sequence[tiles.Part]:
+        """What the pattern shows beside `runs`, for which that order of tokens has no form.
+
+        By causality and of the sample's own keys only; no pair with a hub, none that `runs` shows.
+        length: N.
+        """
+        return ()
+
     def forward(self, q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> Tensor:
         """q (B, H, L, D), k (B, H, S, D), v (B, H, S, E) -> (B, H, L, E).
 
@@ -166,7 +174,9 @@ class SparseAttention(nn.Module, ABC):
             seen = torch.where(begin < hubs, extent.count, seen)
             first = tiles.run(torch.zeros_like(begin), seen)
         first = first.expand(*runs.shape[:3], 1, 6)
-        return tiles.attend(q, k, v, torch.cat([runs, first], -2), borders, scale=self.scale)
+        near = tiles.Part(torch.cat([runs, first], -2), borders)
+        parts = [near, *self.apart(q.shape[-2], extent)]
+        return tiles.attend_union(q, k, v, parts, scale=self.scale)
 
     def _fused(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         dropout = self.dropout if self.training else 0.0

@@ -1,6 +1,6 @@
 """Softmax attention of tiles of queries to runs of keys, by a native kernel.
 
-TILE consecutive queries, or fewer, share the keys that any of them sees, and each sees some of those:
+TILE consecutive queries, or fewer, share the keys that any of them sees; each sees some of those:
 
     o_i = sum_{j in A(i)} softmax_{j in A(i)}(scale * q_i . k_j) v_j
 
@@ -8,10 +8,16 @@ A(i) follows from the runs of i's tile, six numbers each: start, count, first, f
 last_step. The t-th key of a run, start + t, is seen by the queries first + t * first_step to
 last + t * last_step of the tile, counted from its own first one; what lies beyond the tile is cut
 off. Runs of one tile may overlap: a key is seen by the queries of all of them, once.
+
+What has no such form in one order of tokens may have one in two: `attend_union` puts several parts,
+each with runs of its own, under one softmax.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import torch
@@ -22,6 +28,22 @@ from zoo_core.nn import native
 
 #: Queries in a tile.
 TILE = 64
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Runs that show some of the pairs.
+
+    runs: int32 (B or 1, H or 1, R, P, 6), whose keys lie within 0 .. S - 1.
+    borders: (R + 1,), where each tile begins, and L.
+    period: where it is not 1, a token sees tokens a multiple of it away, and L = S. Both of the
+    above then count every period-th token, of which there are L / period, rounded up, and runs have
+    an axis of the one that is counted first in the place of heads: (B or 1, period or 1, R, P, 6).
+    """
+
+    runs: Tensor
+    borders: Tensor
+    period: int = 1
 
 
 def suits(q: Tensor, k: Tensor, v: Tensor) -> bool:
@@ -35,11 +57,16 @@ def attend(
     """The outputs (B, H, L, E), zeros for a query that sees no key. Only where `suits` says so.
 
     q (B, H, L, D), k (B, H, S, D), v (B, H, S, E), finite wherever a run shows them.
-    runs: int32 (B or 1, H or 1, R, P, 6), whose keys lie within 0 .. S - 1. borders: (R + 1,), where
-    each tile begins, and L.
+    runs, borders: as in `Part`.
     """
-    layout = runs.contiguous(), borders.to(torch.int32)
-    out: Tensor = _Tiles.apply(*(_rows(x) for x in (q, k, v)), *layout, scale)[0]
+    return attend_union(q, k, v, [Part(runs, borders)], scale=scale)
+
+
+def attend_union(q: Tensor, k: Tensor, v: Tensor, parts: Sequence[Part], *, scale: float) -> Tensor:
+    """As `attend`, to what any of the parts shows, which must show no pair twice."""
+    layouts = (y for x in parts for y in _layout(x, q.shape[1]))
+    periods = [x.period for x in parts]
+    out: Tensor = _Tiles.apply(*(native.rows(x) for x in (q, k, v)), scale, periods, *layouts)[0]
     return out
 
 
@@ -67,24 +94,31 @@ def run(
     """
     numbers = (start, count.clamp(min=0), first, first_step, last, last_step)
     tensors = (torch.as_tensor(x, device=start.device) for x in numbers)
-    return torch.stack(torch.broadcast_tensors(*tensors), -1).to(torch.int32)[..., None, :]
+    shown = torch.broadcast_tensors(*tensors)  # type: ignore[no-untyped-call]
+    return torch.stack(shown, -1).to(torch.int32)[..., None, :]
 
 
 class _Tiles(torch.autograd.Function):
-    """The kernel and its derivative."""
+    """The kernel and its derivative: layouts are the runs and the borders of each part."""
 
     @staticmethod
     def forward(
-        q: Tensor, k: Tensor, v: Tensor, runs: Tensor, borders: Tensor, scale: float
+        q: Tensor, k: Tensor, v: Tensor, scale: float, periods: list[int], *layouts: Tensor
     ) -> tuple[Tensor, Tensor]:
-        out, mass = torch.ops.zoo_core.tiles(q, k, v, runs, borders, scale)
-        return out, mass
+        found = []
+        for period, *layout in zip(periods, layouts[::2], layouts[1::2], strict=True):
+            out, mass = torch.ops.zoo_core.tiles(
+                *(_fold(x, period) for x in (q, k, v)), *layout, scale
+            )
+            mass = _unfold(mass[..., None], period, q).contiguous()
+            found.append((_unfold(out, period, q), mass))
+        return reduce(_merge, found)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        *tensors, ctx.scale = inputs
+        q, k, v, ctx.scale, ctx.periods, *layouts = inputs
         ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(*tensors, *output)
+        ctx.save_for_backward(q, k, v, *output, *layouts)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
@@ -94,13 +128,55 @@ class _Tiles(torch.autograd.Function):
                 "and its gradients, within zoo_core.nn.choice.plain_only() and "
                 "torch.nn.attention.sdpa_kernel(SDPBackend.MATH)"
             )
-        q, k, v, *layout, out, mass = ctx.saved_tensors
-        grads = torch.ops.zoo_core.tiles_backward(
-            _rows(grad), q, k, v, out, mass, *layout, ctx.scale
-        )
-        return *grads, None, None, None
+        q, k, v, out, mass, *layouts = ctx.saved_tensors
+        tensors = native.rows(grad), q, k, v, out
+        found = []
+        for period, *layout in zip(ctx.periods, layouts[::2], layouts[1::2], strict=True):
+            masses = _fold(mass, period)[..., 0].contiguous()
+            grads = torch.ops.zoo_core.tiles_backward(
+                *(_fold(x, period) for x in tensors), masses, *layout, ctx.scale
+            )
+            found.append([_unfold(x, period, y) for x, y in zip(grads, (q, k, v), strict=True)])
+        total = [reduce(Tensor.add_, x) for x in zip(*found, strict=True)]
+        return *total, *[None] * (len(layouts) + 2)
 
 
-def _rows(x: Tensor) -> Tensor:
-    """x (..., width) with the numbers of a row side by side, which kernels ask for."""
-    return x if x.stride(-1) == 1 else x.contiguous()
+def _layout(part: Part, heads: int) -> tuple[Tensor, Tensor]:
+    """The runs and the borders of a part as the kernel takes them."""
+    runs = part.runs
+    if part.period > 1 and runs.shape[1] > 1:
+        runs = runs.repeat_interleave(heads, 1)
+    return runs.contiguous(), part.borders.to(torch.int32)
+
+
+def _fold(x: Tensor, period: int) -> Tensor:
+    """x (B, H, N, width) with residues among the heads: (B, period * H, N / period, width).
+
+    N / period is rounded up: zeros stand for what is missing. Else this is a view, if x lies as
+    hosts store it, tokens before heads.
+    """
+    if period == 1:
+        return x
+    x = x.transpose(1, 2)
+    batch, length, heads, width = x.shape
+    if missing := -length % period:  # F.pad would fill all of it first
+        x = torch.cat([x, x.new_zeros(batch, missing, heads, width)], 1)
+    return x.reshape(batch, -1, period * heads, width).transpose(1, 2)
+
+
+def _unfold(x: Tensor, period: int, like: Tensor) -> Tensor:
+    """Undo `_fold`, of a tensor with the tokens and the heads of `like`."""
+    if period == 1:
+        return x
+    batch, heads, length, _ = like.shape
+    rows = x.transpose(1, 2).reshape(batch, -1, heads, x.shape[-1])
+    return rows[:, :length].transpose(1, 2)
+
+
+def _merge(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Outputs (B, H, N, E) and logs of denominators (B, H, N, 1) of two parts to those of both."""
+    (out, mass), (out_of_other, mass_of_other) = one, other
+    total = torch.logaddexp(mass, mass_of_other)
+    # All are -inf where no key is seen, and both outputs 0.
+    share = (mass_of_other - total.clamp(min=torch.finfo(total.dtype).min)).exp_()
+    return out.lerp_(out_of_other, share), total

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from zoo_core import Site
+from zoo_core.nn import tiles
 from zoo_core.nn.patterns import Columns, Common, Neighbours, Pattern
 from zoo_core.nn.sparse import Extent, PatternAttention
 
@@ -51,6 +52,60 @@ class SparseTransformerAttention(PatternAttention):
             return ((i - j).abs() < self.stride) | ((i - j) % self.stride == 0)
         same = i // self.stride == j // self.stride
         return same | (j % self.stride >= self.stride - self.summary)
+
+    def runs(self, begin: Tensor, stop: Tensor, extent: Extent) -> Tensor:
+        """The tokens nearby, and the summaries if there are any, (B or 1, 1, R, P, 6)."""
+        if self.strided:
+            return self._reach(begin, stop, extent)
+        return torch.cat([self._own(begin, extent), self._summaries(begin, stop, extent)], -2)
+
+    def apart(self, length: int, extent: Extent) -> list[tiles.Part]:
+        """The columns, each token itself among them: runs of the tokens of one residue."""
+        if not self.strided:
+            return []
+        residue = torch.arange(self.stride, device=extent.count.device)[:, None]
+        # Of each residue: how many are hubs, and how many are the sample's own.
+        hubs, own = (
+            -(-(x - residue).clamp(min=0) // self.stride) for x in (extent.hubs, extent.count)
+        )
+        borders = tiles.borders(-(-length // self.stride), 0, residue.device)
+        begin, stop = borders[:-1], borders[1:]
+        past = int(extent.causal)
+        end = own.minimum(stop) if past else own
+        runs = tiles.run(hubs, end - hubs, first=hubs - begin, first_step=past)
+        return [tiles.Part(runs, borders, self.stride)]
+
+    def _reach(self, begin: Tensor, stop: Tensor, extent: Extent) -> Tensor:
+        """Those less than the stride away, (B or 1, 1, R, 1 or 2, 6); not the token itself."""
+        reach = self.stride - 1
+        low = (begin - reach).clamp(min=0)
+        first, last = low + 1 - begin, low + reach - begin
+        count = stop.minimum(extent.count) - low
+        past = tiles.run(low, count, first=first, first_step=1, last=last, last_step=1)
+        if extent.causal:
+            return past
+        count = (stop + reach).minimum(extent.count) - begin
+        after = tiles.run(begin, count, first=-reach, first_step=1, last=-1, last_step=1)
+        return torch.cat([past, after], -2)
+
+    def _own(self, begin: Tensor, extent: Extent) -> Tensor:
+        """The blocks of a tile's own queries, (B or 1, 1, R, P, 6)."""
+        most = (tiles.TILE - 2) // self.stride + 2
+        blocks = begin[:, None] // self.stride + torch.arange(most, device=begin.device)
+        start = blocks * self.stride
+        count = (extent.count[..., None] - start).clamp(max=self.stride)
+        first = start - begin[:, None]
+        last = first + self.stride - 1
+        runs = tiles.run(start, count, first=first, first_step=int(extent.causal), last=last)
+        return runs.flatten(-3, -2)
+
+    def _summaries(self, begin: Tensor, stop: Tensor, extent: Extent) -> Tensor:
+        """The last tokens of every block, (B or 1, 1, R, blocks, 6)."""
+        blocks = torch.arange(0, int(stop[-1]), self.stride, device=begin.device)
+        start = blocks + self.stride - self.summary
+        count = (extent.count[..., None] - start).clamp(max=self.summary)
+        first = (start - begin[:, None]) if extent.causal else torch.zeros_like(begin)[:, None]
+        return tiles.run(start, count, first=first, first_step=int(extent.causal)).flatten(-3, -2)
 
     def layout(
         self, length: int, extent: Extent, device: torch.device
