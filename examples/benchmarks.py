@@ -32,7 +32,18 @@ SHORT, LONG, LONGER, LONGEST = (128, 512, 1024), 4096, 8192, 16384
 #: Whole models: those that should pay, after softmax, which should cost nothing.
 IN_MODELS = ("softmax", "linear", "performer", "linformer", "nystromformer", "local")
 #: Those with native kernels, measured with and without them.
-WITH_KERNELS = ("bigbird", "linear", "local", "log_sparse", "low_rank_band", "pooling")
+WITH_KERNELS = (
+    "bigbird",
+    "delta",
+    "linear",
+    "local",
+    "log_sparse",
+    "low_rank_band",
+    "lsh",
+    "pooling",
+    "reformer",
+    "sparse_transformer",
+)
 #: So many mechanisms share the calls of fused softmax in one race.
 TOGETHER = 13
 #: A mechanism is left out of a race where one call would take more seconds, or bytes.

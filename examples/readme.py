@@ -37,10 +37,14 @@ def mechanisms_table() -> str:
     return markdown_table(("name", "family", "time", "supports", "swap", "paper"), rows)
 
 
-def speed_tables() -> str:
-    """What examples/benchmarks.py measured, the machine, and the command."""
+def speed_tables(*, native: bool) -> str:
+    """What examples/benchmarks.py measured, the machine, and the command.
+
+    native: with native kernels, or without.
+    """
     kept = bench.load(FILE)
-    return f"{bench.markdown(kept.rows)}\n\n{headline(kept.machine)}; `{kept.command}`."
+    rows = [row for row in kept.rows if row.case.native == native]
+    return f"{bench.markdown(rows)}\n\n{headline(kept.machine)}; `{kept.command}`."
 
 
 def healed_table() -> str:
@@ -81,7 +85,8 @@ def main() -> None:
     chosen = parser.parse_args()
     before = README.read_text()
     after = replace_block(before, "mechanisms", mechanisms_table())
-    after = replace_block(after, "speed", speed_tables())
+    after = replace_block(after, "speed", speed_tables(native=False))
+    after = replace_block(after, "speed-native", speed_tables(native=True))
     after = replace_block(after, "healed", healed_table())
     after = replace_block(after, "healed-images", healed_images_table())
     if chosen.check:
