@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from zoo_core.nn import masks, softmax
+from zoo_core.nn import choice, masks, native, softmax
 from zoo_core.nn.precision import sum_dtype
 from zoo_core.nn.scores import dot_product
 
@@ -32,14 +32,17 @@ def buckets(x: Tensor, rotations: Tensor, number: int) -> Tensor:
     with torch.autocast(x.device.type, enabled=False):  # rounding moves x to another bucket
         turned = x @ rotations.to(x.dtype).transpose(1, 2).flatten(2)
     turned = turned.view(*x.shape[:-1], rounds, -1)
+    if native.suits(x):
+        found: Tensor = torch.ops.zoo_core.buckets(turned.detach(), number)
+        return found
     # Of either sign, there is half as much to compare.
     far = turned.abs()
     if number % 2:  # the last column has no opposite
         far[..., -1] = turned[..., -1]
     nearest = far.argmax(-1, keepdim=True)
-    found = nearest + (turned.gather(-1, nearest) < 0) * turned.shape[-1]
+    signed = nearest + (turned.gather(-1, nearest) < 0) * turned.shape[-1]
     # A single bucket is the nearest even where it lies on the other side.
-    return found.clamp(max=number - 1).squeeze(-1).mT.contiguous()
+    return signed.clamp(max=number - 1).squeeze(-1).mT.contiguous()
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,6 +102,11 @@ def windows(
     length = queries.shape[-1]
     size = min(chunk, length)
     width = min((before + 1 + after) * size, length)
+    if _suits(queries):
+        others = None if keys is queries else keys
+        return Windows(
+            *torch.ops.zoo_core.windows(queries, others, key_padding, number, size, width, before)
+        )
     chunks = -(-length // size)
     sorted_queries = _sort(queries, key_padding, number)
     sorted_keys = sorted_queries if keys is queries else _sort(keys, key_padding, number)
@@ -149,6 +157,20 @@ def centred(x: Tensor, key_padding: Tensor | None) -> Tensor:
     wide = sum_dtype(x)
     real = masks.count(key_padding, x).clamp(min=1)[:, None, None, None]
     return x.to(wide) - x.sum(-2, keepdim=True, dtype=wide) / real
+
+
+def _suits(buckets: Tensor) -> bool:
+    """Whether a native kernel may sort by them; `native.suits` says so of floats."""
+    return (
+        not torch.compiler.is_compiling()
+        and torch._C._get_tracing_state() is None
+        and choice.kernels_allowed()
+        and type(buckets) is Tensor
+        and buckets.device.type == "cpu"
+        and buckets.dtype is torch.int64
+        and not torch._C._functorch.is_functorch_wrapped_tensor(buckets)
+        and native.loaded()
+    )
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,7 +6,8 @@ over the union.
 
 On a CPU, without dropout, fused softmax runs on a few chunks at a time, so that what is copied
 for them stays in the cache. Its derivative reads the union's output and denominator instead of a
-chunk's own: a weight is exp(score - log denominator), whatever the other scores are.
+chunk's own: a weight is exp(score - log denominator), whatever the other scores are. Where native
+kernels are there, see `zoo_core.nn.native`, one of them does all of this.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from zoo_core.nn import derivatives, fused
+from zoo_core.nn import derivatives, fused, native
 from zoo_core.nn.hashing import LAST_RESORT, Windows
 from zoo_core.nn.parts import fits_parts
 from zoo_core.nn.precision import sum_dtype
@@ -51,8 +52,11 @@ def attend(
     """
     wide = sum_dtype(q)
     q, k, v = q.to(wide), k.to(wide), v.to(wide)
+    out: Tensor
+    if native.suits(q, k, v) and not dropout:
+        out = _Native.apply(q, k, v, seen, scale, spare_self)[0]
+        return out
     if fused.has(q, v) and not dropout:
-        out: Tensor
         if fits_parts(q):
             out = _Fused.apply(q, k, v, seen, scale, spare_self)[0]
             return out
@@ -220,6 +224,34 @@ class _Fused(torch.autograd.Function):
             for some in _groups(grad, seen)
         ]
         return *_joined(parts), None, None, None
+
+
+class _Native(torch.autograd.Function):
+    """`attend` by a native kernel, and the log to base 2 of each query's denominator (B, H, N)."""
+
+    @staticmethod
+    def forward(
+        q: Tensor, k: Tensor, v: Tensor, seen: Windows, scale: float, spare_self: bool
+    ) -> tuple[Tensor, Tensor]:
+        layout = _for_kernel(seen, scale, spare_self)
+        out, mass = torch.ops.zoo_core.rounds_native(*(native.rows(x) for x in (q, k, v)), *layout)
+        return out, mass
+
+    setup_context = _Fused.setup_context
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, mass: Any) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            return _Fused.backward(ctx, grad, mass)
+        tensors = (native.rows(x) for x in (grad, *ctx.saved_tensors))
+        grads = torch.ops.zoo_core.rounds_native_backward(*tensors, *_for_kernel(*ctx.how))
+        return *grads, None, None, None
+
+
+def _for_kernel(seen: Windows, scale: float, spare_self: bool) -> tuple[Any, ...]:
+    """What the native kernels are told besides the tensors."""
+    windows = (seen.query, seen.key, seen.real, seen.place, seen.first)
+    return *windows, scale, LAST_RESORT if spare_self else 0.0
 
 
 @torch.library.custom_op("zoo_core::rounds", mutates_args=())

@@ -29,21 +29,22 @@ using Integers = std::vector<int32_t, Aligned<int32_t>>;
 struct Windows {
   at::Tensor query, key, place, first;
   std::optional<at::Tensor> real;
-  int64_t heads, rounds, chunks, size, width, length;
+  int64_t rounds, chunks, size, width, length;
 
   Windows(const at::Tensor& query, const at::Tensor& key, const std::optional<at::Tensor>& real,
-          const at::Tensor& place, const at::Tensor& first)
+          const at::Tensor& place, const at::Tensor& first, const at::Tensor& q)
       : query(query.contiguous()),
         key(key.contiguous()),
         place(place.contiguous()),
         first(first.contiguous()),
-        heads(query.size(1)),
         rounds(query.size(2)),
         chunks(query.size(3)),
         size(query.size(4)),
         width(key.size(4)),
         length(place.size(3)) {
     if (real) this->real = real->contiguous();
+    const std::vector<int64_t> sizes{q.size(0), q.size(1), rounds, q.size(2)};
+    TORCH_CHECK(place.sizes() == sizes && first.sizes() == sizes, "windows of other tokens");
   }
 };
 
@@ -105,11 +106,16 @@ struct Tile {
   void prepare(const Part& part, const Windows& seen, Rows k, Rows v) {
     const int64_t m = seen.width;
     keys.resize(m), values.resize(m), rows.resize(m), some.resize(m);
-    for (int64_t j = 0; j < m; j++) keys[j] = k[part.keys[j]], values[j] = v[part.keys[j]];
+    for (int64_t j = 0; j < m; j++) {
+      TORCH_CHECK(0 <= part.keys[j] && part.keys[j] < seen.length, "key ", part.keys[j], " of ",
+                  seen.length);
+      keys[j] = k[part.keys[j]], values[j] = v[part.keys[j]];
+    }
     token.assign(part.lanes, -1);
     first.assign(part.round * part.lanes, 0);
     for (int64_t i = 0; i < part.n; i++) {
       const int64_t t = part.queries[i];
+      TORCH_CHECK(0 <= t && t < seen.length, "query ", t, " of ", seen.length);
       token[i] = static_cast<int32_t>(t);
       for (int64_t r = 0; r < part.round; r++)
         first[r * part.lanes + i] = head.first[t * seen.rounds + r];
@@ -272,7 +278,7 @@ std::tuple<at::Tensor, at::Tensor> attend(
     const at::Tensor& key, const std::optional<at::Tensor>& real, const at::Tensor& place,
     const at::Tensor& first, double scale, double last_resort) {
   const int64_t B = q.size(0), H = q.size(1), N = q.size(2), D = q.size(3), E = v.size(3);
-  const Windows seen(query, key, real, place, first);
+  const Windows seen(query, key, real, place, first, q);
   at::Tensor out = host_layout(q, E), mass = at::empty({B, H, N}, q.options());
   const float unit = static_cast<float>(scale) * LOG2_E;
   const float own = static_cast<float>(last_resort) * LOG2_E;
@@ -306,7 +312,7 @@ std::tuple<at::Tensor, at::Tensor> attend(
       for (int64_t i = 0; i < N; i++) {
         const float factor = totals[i] > 0.f ? 1.f / totals[i] : 0.f, *from = sums.data() + i * E;
         float* to = results[i];
-        for (int64_t e = 0, end = E; e < end; e += W) store(to + e, load(from + e) * factor);
+        for (int64_t e = 0, width = E; e < width; e += W) store(to + e, load(from + e) * factor);
         peaks[i] = totals[i] > 0.f ? peaks[i] + std::log2(totals[i]) : 0.f;
       }
     }
@@ -320,7 +326,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> attend_backward(
     const std::optional<at::Tensor>& real, const at::Tensor& place, const at::Tensor& first,
     double scale, double last_resort) {
   const int64_t B = q.size(0), H = q.size(1), N = q.size(2), D = q.size(3), E = v.size(3);
-  const Windows seen(query, key, real, place, first);
+  const Windows seen(query, key, real, place, first, q);
   at::Tensor grad_q = host_layout(q, D).zero_(), grad_k = host_layout(k, D).zero_();
   at::Tensor grad_v = host_layout(v, E).zero_();
   const float unit = static_cast<float>(scale) * LOG2_E;
