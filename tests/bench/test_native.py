@@ -120,6 +120,8 @@ def test_a_verdict_tells_where_it_pays_with_kernels(row, tmp_path, monkeypatch) 
         "or fewer on"
     )
     assert not known.pays(600)  # nobody has to build them
+    assert known.note(600).startswith("linear pays here with native kernels only: it is faster")
+    assert known.note(300).startswith("linear does not pay here")
 
 
 def test_a_contest_ends_with_kernels_as_they_were(quick, monkeypatch) -> None:

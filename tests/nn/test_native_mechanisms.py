@@ -27,9 +27,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "local": {"window": 20},
     "log_sparse": {"window": 10},
     "low_rank_band": {"band": 20, "rank": 4},
+    "lsh": {"chunk": 16},
     "pooling": {"window": 20, "outer": 80},
+    "reformer": {"chunk": 16},
     "sparse_transformer": {"stride": 10},
 }
+#: Their hashing and their sorting have kernels, too.
+HASHED = ("lsh", "reformer")
 RECORDS = {record.name: record for record in zoo.mechanisms() if record.name in OPTIONS}
 #: Of the kit: what calls a mechanism and compares it with itself.
 RULES = (
@@ -113,6 +117,11 @@ def attend(module: nn.Module, length: int, *, padded: bool, **how: Any) -> list[
     return [out, alone, *grads]
 
 
+def kernels_of(name: str) -> int:
+    """Forward and backward, and what hashes."""
+    return 4 if name in HASHED else 2
+
+
 def kinds(name: str) -> list[dict[str, Any]]:
     """The calls that a mechanism takes."""
     causal = [{"causal": True}] if RECORDS[name].supports.causal else []
@@ -135,7 +144,7 @@ def test_kernels_compute_the_same(name: str, length: int, padded: bool) -> None:
             got = attend(module, length, padded=padded, **how)
         # Causal linear attention has none.
         if length == LENGTHS[-1] and (name != "linear" or not how.get("causal")):
-            assert len(taken.names) == 2, f"forward and backward of {how}"
+            assert len(taken.names) == kernels_of(name), f"forward and backward of {how}"
         with Taken() as taken, choice.plain_only():
             wanted = attend(module, length, padded=padded, **how)
         assert not taken.names
@@ -151,7 +160,8 @@ def test_compiled_code_takes_none(name: str) -> None:
     # Compiled code stands back where a dispatch mode looks on; a profiler does not show in it.
     with torch.no_grad(), torch.profiler.profile() as profile:
         got = compiled(*tensors, ctx)
-    assert not [event for event in profile.events() if event.name.startswith("zoo_core::")]
+    ours = {event.name for event in profile.events() if event.name.startswith("zoo_core::")}
+    assert ours <= {"zoo_core::rounds"}  # an operation of its own in Python
     with torch.no_grad(), Taken() as taken:
         wanted = module(*tensors, ctx)
     assert taken.names
@@ -201,4 +211,4 @@ def test_the_rules_hold_with_kernels(name: str, narrow: None) -> None:
         for check in mechanism_checks(record, quick=True, combinations=False):
             if check.name in RULES:
                 check(record)
-    assert len(taken.names) == 2
+    assert len(taken.names) == kernels_of(name)

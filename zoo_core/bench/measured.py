@@ -76,7 +76,10 @@ class Verdict:
             shorter = "" if self.break_even.at_most else ", and slower on shorter inputs"
             return f"{name} is {self.summary}{shorter} ({self.how})"
         here = f"; this model sees at most {length}" if self.break_even.length else ""
-        return f"{name} does not pay here: it is {self.summary}{here} ({self.how})"
+        kernels = self.with_kernels.length if self.with_kernels else None
+        with_them = kernels is not None and length >= kernels
+        pays = "pays here with native kernels only" if with_them else "does not pay here"
+        return f"{name} {pays}: it is {self.summary}{here} ({self.how})"
 
 
 def _about(start: BreakEven) -> str:

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from zoo_core.nn import choice, masks, native, softmax
+from zoo_core.nn import masks, native, softmax
 from zoo_core.nn.precision import sum_dtype
 from zoo_core.nn.scores import dot_product
 
@@ -102,7 +102,7 @@ def windows(
     length = queries.shape[-1]
     size = min(chunk, length)
     width = min((before + 1 + after) * size, length)
-    if _suits(queries):
+    if native.may_be_taken(queries):
         others = None if keys is queries else keys
         return Windows(
             *torch.ops.zoo_core.windows(queries, others, key_padding, number, size, width, before)
@@ -157,20 +157,6 @@ def centred(x: Tensor, key_padding: Tensor | None) -> Tensor:
     wide = sum_dtype(x)
     real = masks.count(key_padding, x).clamp(min=1)[:, None, None, None]
     return x.to(wide) - x.sum(-2, keepdim=True, dtype=wide) / real
-
-
-def _suits(buckets: Tensor) -> bool:
-    """Whether a native kernel may sort by them; `native.suits` says so of floats."""
-    return (
-        not torch.compiler.is_compiling()
-        and torch._C._get_tracing_state() is None
-        and choice.kernels_allowed()
-        and type(buckets) is Tensor
-        and buckets.device.type == "cpu"
-        and buckets.dtype is torch.int64
-        and not torch._C._functorch.is_functorch_wrapped_tensor(buckets)
-        and native.loaded()
-    )
 
 
 @dataclass(frozen=True, eq=False)

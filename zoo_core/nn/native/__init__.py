@@ -55,6 +55,13 @@ cpp_extension.load(**json.loads(sys.argv[1]))
 
 def suits(*tensors: Tensor) -> bool:
     """Whether kernels may stand in for such q, k, v (..., width)."""
+    return may_be_taken(*tensors) and all(
+        x.dtype is torch.float32 and x.shape[-1] % STEP == 0 for x in tensors
+    )
+
+
+def may_be_taken(*tensors: Tensor) -> bool:
+    """Whether kernels may compute with such tensors now, whatever their dtypes and widths."""
     return (
         # Compiled code fuses by itself, and what is exported or traced has to run elsewhere.
         not torch.compiler.is_compiling()
@@ -65,8 +72,6 @@ def suits(*tensors: Tensor) -> bool:
         and all(
             type(x) in (Tensor, nn.Parameter)
             and x.device.type == "cpu"
-            and x.dtype is torch.float32
-            and x.shape[-1] % STEP == 0
             and x.numel() > 0
             # vmap has no rule for kernels, and torch.func.grad asks for a second derivative.
             and not torch._C._functorch.is_functorch_wrapped_tensor(x)

@@ -18,7 +18,7 @@
 namespace zoo {
 namespace {
 
-constexpr int64_t SOME = 96;  // tokens at once: their features and values fit L1
+constexpr int64_t SOME = 32;  // tokens at once: their features and values fit L1
 
 // The total weight that counts as zero, as in zoo_core/nn/precision.py.
 constexpr float NEGLIGIBLE =
