@@ -212,3 +212,18 @@ def test_the_rules_hold_with_kernels(name: str, narrow: None) -> None:
             if check.name in RULES:
                 check(record)
     assert len(taken.names) == kernels_of(name)
+
+
+@pytest.mark.parametrize("which", range(3), ids=["query", "key", "value"])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_nan_does_not_vanish(name: str, which: int) -> None:
+    """A broken model has to show, as without kernels; hashed keys may lie where nobody looks."""
+    *tensors, _ = inputs(600)
+    tensors[which][0, 0, 300] = torch.nan
+    with torch.no_grad():
+        got = build(name)(*tensors, Context()).isnan()
+        with choice.plain_only():
+            wanted = build(name)(*tensors, Context()).isnan()
+    assert got.any() == wanted.any() == (name not in HASHED or which != 1)
+    assert got[0, 0, 300].all() or which
+    assert not got[1:].any()

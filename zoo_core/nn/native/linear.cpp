@@ -24,8 +24,9 @@ constexpr int64_t SOME = 32;  // tokens at once: their features and values fit L
 constexpr float NEGLIGIBLE =
     std::numeric_limits<float>::min() / std::numeric_limits<float>::epsilon();
 
+// elu(x) + 1; of NaN, NaN: comparisons with it give the second.
 inline vec features(vec x) {
-  return exp2(smaller(x, vec{}) * LOG2_E) + larger(x, vec{});
+  return exp2(smaller(x, vec{}) * LOG2_E) + larger(vec{}, x);
 }
 
 // Where the tokens of a thread begin, of `length` that `parts` threads share.

@@ -67,7 +67,7 @@ inline vec exp2(vec x) {
   p = p * r + 6.931472028550421e-1f;
   p = p * r + 1.f;
   const vec power = (vec)((ivec)p + ((ivec)shifted << 23));
-  return x < -126.f ? vec{} : power;
+  return x >= -126.f ? power : x < -126.f ? vec{} : x;  // NaN stays NaN
 }
 
 constexpr float LOG2_E = 1.442695040888963f;
