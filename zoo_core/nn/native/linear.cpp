@@ -108,54 +108,55 @@ void pack(const Buffer& sums, int64_t parts, at::Tensor& memory) {
     }
 }
 
+// Writes what n queries read of memory (D, E) and total (D): the results, and their weights.
+void read(Some& some, Rows queries, Rows results, float* weight, int64_t n, const float* memory,
+          const float* total, int64_t D, int64_t E) {
+  some.from.resize(n), some.to.resize(n);
+  for (int64_t i = 0; i < n; i++) {
+    float* feature = some.features.data() + i * D;
+    vec dot{};
+    for (int64_t d = 0; d < D; d += W) {
+      const vec x = features(load(queries[i] + d));
+      store(feature + d, x), dot += x * load(total + d);
+    }
+    weight[i] = sum(dot);
+    const float factor = weight[i] > NEGLIGIBLE ? 1 / weight[i] : 1;
+    for (int64_t d = 0; d < D; d += W) store(feature + d, load(feature + d) * factor);
+    some.from[i] = feature, some.to[i] = results[i];
+  }
+  rows_product(n, E, D, some.from.data(), memory, E, some.to.data(), false);
+}
+
 std::tuple<at::Tensor, at::Tensor, at::Tensor> attend(
     const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
     const std::optional<at::Tensor>& real) {
   const int64_t B = q.size(0), H = q.size(1), L = q.size(2), D = q.size(3);
-  const int64_t S = k.size(2), E = v.size(3), size = H * D * (E + 1);
+  const int64_t S = k.size(2), E = v.size(3), of_head = D * (E + 1), size = H * of_head;
   at::Tensor out = host_layout(q, E), total = at::empty({B, H, L, 1}, q.options());
   at::Tensor memory = at::empty({B, H, D, E + 1}, q.options());
 
-  int64_t parts = parts_for(B, S);
+  const int64_t parts = parts_for(B, S);
   Buffer sums(B * parts * size, 0.f);  // of a head: (D, E), then (D)
   over_parts(B, S, parts, [&](int64_t b, int64_t part, int64_t first, int64_t last) {
     Some some(D, E);
     std::vector<int64_t> tokens;
     while (first < last) {
       first = list(tokens, real_of(real, b), first, last);
-      float* of_head = sums.data() + (b * parts + part) * size;
-      for (int64_t h = 0; h < H; h++, of_head += D * (E + 1))
-        remember(some, tokens, rows_of(k, b, h), rows_of(v, b, h), D, E, of_head, of_head + D * E);
+      float* at = sums.data() + (b * parts + part) * size;
+      for (int64_t h = 0; h < H; h++, at += of_head)
+        remember(some, tokens, rows_of(k, b, h), rows_of(v, b, h), D, E, at, at + D * E);
     }
   });
   add_up(sums, B, parts, size);
   pack(sums, parts, memory);
 
-  const int64_t of_sample = parts * size;
-  parts = (L + SOME - 1) / SOME;
-  over_parts(B, L, parts, [&](int64_t b, int64_t, int64_t first, int64_t last) {
+  const int64_t runs = (L + SOME - 1) / SOME;
+  over_parts(B, L, runs, [&](int64_t b, int64_t, int64_t first, int64_t last) {
     Some some(D, E);
-    const int64_t n = last - first;
-    some.from.resize(n), some.to.resize(n);
-    const float* of_head = sums.data() + b * of_sample;
-    for (int64_t h = 0; h < H; h++, of_head += D * (E + 1)) {
-      const Rows queries = rows_of(q, b, h), results = rows_of(out, b, h);
-      float* weight = total.data_ptr<float>() + (b * H + h) * L + first;
-      for (int64_t i = 0; i < n; i++) {
-        const float* query = queries[first + i];
-        float* to = some.features.data() + i * D;
-        vec dot{};
-        for (int64_t d = 0; d < D; d += W) {
-          const vec x = features(load(query + d));
-          store(to + d, x), dot += x * load(of_head + D * E + d);
-        }
-        weight[i] = sum(dot);
-        const float factor = weight[i] > NEGLIGIBLE ? 1 / weight[i] : 1;
-        for (int64_t d = 0; d < D; d += W) store(to + d, load(to + d) * factor);
-        some.from[i] = to, some.to[i] = results[first + i];
-      }
-      rows_product(n, E, D, some.from.data(), of_head, E, some.to.data(), false);
-    }
+    const float* at = sums.data() + b * parts * size;
+    for (int64_t h = 0; h < H; h++, at += of_head)
+      read(some, rows_of(q, b, h).from(first), rows_of(out, b, h).from(first),
+           total.data_ptr<float>() + (b * H + h) * L + first, last - first, at, at + D * E, D, E);
   });
   return {out, total, memory};
 }
@@ -166,107 +167,120 @@ void turn(float* to, const float* from, int64_t apart, int64_t rows, int64_t col
     for (int64_t j = 0; j < columns; j++) to[j * rows + i] = from[i * apart + j];
 }
 
+// The gradients that one query leaves: writes that of its sums to `to`, and gives that of its total.
+inline float pull_quotient(float* to, const float* grad, const float* out, float weight, int64_t E) {
+  const bool divided = weight > NEGLIGIBLE;
+  const float factor = divided ? 1 / weight : 1;
+  vec dot{};
+  for (int64_t e = 0; e < E; e += W) {
+    const vec x = load(grad + e) * factor;
+    store(to + e, x), dot += x * load(out + e);
+  }
+  return divided ? -sum(dot) : 0;
+}
+
+// to = of_feature times the slope of elu(x) + 1, which is min(feature, 1).
+inline void pull_feature(float* to, const float* feature, const float* of_feature, int64_t D) {
+  for (int64_t d = 0; d < D; d += W)
+    store(to + d, smaller(load(feature + d), splat(1)) * load(of_feature + d));
+}
+
+// The queries, and what belongs to them, of one head, from the first of some tokens on.
+struct Queries {
+  Rows queries, grads, results, of_queries;
+  const float* weight;
+};
+
+// Writes the gradients of n queries, and adds to those of memory (D, E) and total (D).
+// turned: the memory, (E, D). total: of the features of keys.
+void pull_queries(Some& some, const Queries& x, int64_t n, const float* turned, const float* total,
+                  int64_t D, int64_t E, float* of_memory, float* of_total) {
+  some.from.resize(n), some.to.resize(n), some.values.resize(n);
+  for (int64_t i = 0; i < n; i++) {
+    float *feature = some.features.data() + i * D, *of_feature = some.others.data() + i * D;
+    float* of_sums = some.grads.data() + i * E;
+    const vec end = splat(pull_quotient(of_sums, x.grads[i], x.results[i], x.weight[i], E));
+    for (int64_t d = 0; d < D; d += W) {
+      const vec now = features(load(x.queries[i] + d));
+      store(feature + d, now), store(of_feature + d, end * load(total + d));
+      store(of_total + d, load(of_total + d) + now * end);
+    }
+    some.from[i] = some.values[i] = of_sums, some.to[i] = of_feature;
+  }
+  columns_product(D, E, n, some.features.data(), D, some.values.data(), of_memory, E, true);
+  rows_product(n, D, E, some.from.data(), turned, D, some.to.data(), true);
+  for (int64_t i = 0; i < n; i++)
+    pull_feature(x.of_queries[i], some.features.data() + i * D, some.to[i], D);
+}
+
+// Writes the gradients of some keys and values, from those of memory (D, E) and total (D).
+// turned: that of the memory, (E, D).
+void pull_keys(Some& some, const std::vector<int64_t>& tokens, Rows keys, Rows values, Rows of_keys,
+               Rows of_values, const float* of_memory, const float* of_total, const float* turned,
+               int64_t D, int64_t E) {
+  const int64_t n = static_cast<int64_t>(tokens.size());
+  some.from.resize(n), some.to.resize(n), some.values.resize(n);
+  for (int64_t i = 0; i < n; i++) {
+    float *feature = some.features.data() + i * D, *of_feature = some.others.data() + i * D;
+    for (int64_t d = 0; d < D; d += W) {
+      store(feature + d, features(load(keys[tokens[i]] + d)));
+      store(of_feature + d, load(of_total + d));
+    }
+    some.from[i] = feature, some.values[i] = values[tokens[i]], some.to[i] = of_values[tokens[i]];
+  }
+  rows_product(n, E, D, some.from.data(), of_memory, E, some.to.data(), false);
+  for (int64_t i = 0; i < n; i++) some.to[i] = some.others.data() + i * D;
+  rows_product(n, D, E, some.values.data(), turned, D, some.to.data(), true);
+  for (int64_t i = 0; i < n; i++) pull_feature(of_keys[tokens[i]], some.from[i], some.to[i], D);
+}
+
 std::tuple<at::Tensor, at::Tensor, at::Tensor> attend_backward(
     const at::Tensor& grad, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
     const std::optional<at::Tensor>& real, const at::Tensor& out, const at::Tensor& total,
     const at::Tensor& memory) {
   const int64_t B = q.size(0), H = q.size(1), L = q.size(2), D = q.size(3);
-  const int64_t S = k.size(2), E = v.size(3), size = H * D * (E + 1);
-  at::Tensor grad_q = host_layout(q, D), grad_k = host_layout(k, D), grad_v = host_layout(v, E);
+  const int64_t S = k.size(2), E = v.size(3), of_head = D * (E + 1), size = H * of_head;
+  at::Tensor grad_q = host_layout(q, D);
+  // Padding has no gradient.
+  at::Tensor grad_k = host_layout(k, D), grad_v = host_layout(v, E);
+  if (real) grad_k.zero_(), grad_v.zero_();
 
-  // Of the memory; and of the queries, on the way.
   const int64_t parts = parts_for(B, L);
-  Buffer sums(B * parts * size, 0.f);
+  Buffer sums(B * parts * size, 0.f);  // of the memory and the total of each head
   over_parts(B, L, parts, [&](int64_t b, int64_t part, int64_t start, int64_t stop) {
     Some some(D, E);
-    Buffer turned(H * E * D), ends(SOME), totals(D);
-    for (int64_t h = 0; h < H; h++)
-      turn(turned.data() + h * E * D, memory.data_ptr<float>() + (b * H + h) * D * (E + 1), E + 1, D, E);
-    some.from.resize(SOME), some.to.resize(SOME), some.values.resize(SOME);
-    for (int64_t first = start; first < stop; first += SOME) {
-      const int64_t n = std::min(SOME, stop - first);
-      float* of_head = sums.data() + (b * parts + part) * size;
-      for (int64_t h = 0; h < H; h++, of_head += D * (E + 1)) {
-        const Rows queries = rows_of(q, b, h), results = rows_of(out, b, h);
-        const Rows grads = rows_of(grad, b, h), of_q = rows_of(grad_q, b, h);
-        const float* weight = total.data_ptr<float>() + (b * H + h) * L + first;
-        const float* last = memory.data_ptr<float>() + (b * H + h) * D * (E + 1) + E;
-        for (int64_t d = 0; d < D; d++) totals[d] = last[d * (E + 1)];
-        for (int64_t i = 0; i < n; i++) {
-          const float factor = weight[i] > NEGLIGIBLE ? 1 / weight[i] : 1;
-          const float *of_row = grads[first + i], *row = results[first + i];
-          float* to = some.grads.data() + i * E;
-          vec dot{};
-          for (int64_t e = 0; e < E; e += W) {
-            const vec x = load(of_row + e) * factor;
-            store(to + e, x), dot += x * load(row + e);
-          }
-          // A negligible total was not divided by.
-          ends[i] = weight[i] > NEGLIGIBLE ? -sum(dot) : 0;
-          const vec end = splat(ends[i]);
-          const float* query = queries[first + i];
-          float *feature = some.features.data() + i * D, *of_feature = some.others.data() + i * D;
-          for (int64_t d = 0; d < D; d += W) {
-            const vec x = features(load(query + d));
-            store(feature + d, x), store(of_feature + d, end * load(totals.data() + d));
-            float* of_total = of_head + D * E + d;
-            store(of_total, load(of_total) + x * end);
-          }
-          some.from[i] = some.values[i] = to, some.to[i] = of_feature;
-        }
-        columns_product(D, E, n, some.features.data(), D, some.values.data(), of_head, E, true);
-        rows_product(n, D, E, some.from.data(), turned.data() + h * E * D, D, some.to.data(), true);
-        for (int64_t i = 0; i < n; i++) {
-          const float *feature = some.features.data() + i * D, *of_feature = some.to[i];
-          float* to = of_q[first + i];
-          for (int64_t d = 0; d < D; d += W)
-            store(to + d, smaller(load(feature + d), splat(1)) * load(of_feature + d));
-        }
-      }
+    Buffer turned(H * E * D), totals(H * D);
+    for (int64_t h = 0; h < H; h++) {
+      const float* from = memory.data_ptr<float>() + (b * H + h) * of_head;
+      turn(turned.data() + h * E * D, from, E + 1, D, E);
+      turn(totals.data() + h * D, from + E, E + 1, D, 1);
     }
+    for (int64_t first = start; first < stop; first += SOME)
+      for (int64_t h = 0; h < H; h++) {
+        const Queries own{
+            rows_of(q, b, h).from(first), rows_of(grad, b, h).from(first),
+            rows_of(out, b, h).from(first), rows_of(grad_q, b, h).from(first),
+            total.data_ptr<float>() + (b * H + h) * L + first};
+        float* of_memory = sums.data() + (b * parts + part) * size + h * of_head;
+        pull_queries(some, own, std::min(SOME, stop - first), turned.data() + h * E * D,
+                     totals.data() + h * D, D, E, of_memory, of_memory + D * E);
+      }
   });
   add_up(sums, B, parts, size);
 
-  const int64_t of_sample = parts * size;
   over_parts(B, S, parts_for(B, S), [&](int64_t b, int64_t, int64_t first, int64_t last) {
     Some some(D, E);
-    std::vector<int64_t> tokens;
     Buffer turned(H * E * D);
-    const float* of_sums = sums.data() + b * of_sample;
+    std::vector<int64_t> tokens;
+    const float* of_memory = sums.data() + b * parts * size;
     for (int64_t h = 0; h < H; h++)
-      turn(turned.data() + h * E * D, of_sums + h * D * (E + 1), E, D, E);
-    const bool* there = real_of(real, b);
-    for (int64_t i = first; there && i < last; i++)
-      for (int64_t h = 0; !there[i] && h < H; h++) {
-        std::fill_n(rows_of(grad_k, b, h)[i], D, 0.f);
-        std::fill_n(rows_of(grad_v, b, h)[i], E, 0.f);
-      }
+      turn(turned.data() + h * E * D, of_memory + h * of_head, E, D, E);
     while (first < last) {
-      first = list(tokens, there, first, last);
-      const int64_t n = static_cast<int64_t>(tokens.size());
-      some.from.resize(n), some.to.resize(n), some.values.resize(n);
-      for (int64_t h = 0; h < H; h++) {
-        const Rows keys = rows_of(k, b, h), values = rows_of(v, b, h);
-        const Rows of_k = rows_of(grad_k, b, h), of_v = rows_of(grad_v, b, h);
-        const float *of_memory = of_sums + h * D * (E + 1), *of_total = of_memory + D * E;
-        for (int64_t i = 0; i < n; i++) {
-          const float* key = keys[tokens[i]];
-          float *feature = some.features.data() + i * D, *of_feature = some.others.data() + i * D;
-          for (int64_t d = 0; d < D; d += W) {
-            store(feature + d, features(load(key + d)));
-            store(of_feature + d, load(of_total + d));
-          }
-          some.values[i] = values[tokens[i]], some.from[i] = feature, some.to[i] = of_v[tokens[i]];
-        }
-        rows_product(n, E, D, some.from.data(), of_memory, E, some.to.data(), false);
-        for (int64_t i = 0; i < n; i++) some.to[i] = some.others.data() + i * D;
-        rows_product(n, D, E, some.values.data(), turned.data() + h * E * D, D, some.to.data(), true);
-        for (int64_t i = 0; i < n; i++) {
-          float* to = of_k[tokens[i]];
-          for (int64_t d = 0; d < D; d += W)
-            store(to + d, smaller(load(some.from[i] + d), splat(1)) * load(some.to[i] + d));
-        }
-      }
+      first = list(tokens, real_of(real, b), first, last);
+      for (int64_t h = 0; h < H; h++)
+        pull_keys(some, tokens, rows_of(k, b, h), rows_of(v, b, h), rows_of(grad_k, b, h),
+                  rows_of(grad_v, b, h), of_memory + h * of_head, of_memory + h * of_head + D * E,
+                  turned.data() + h * E * D, D, E);
     }
   });
   return {grad_q, grad_k, grad_v};

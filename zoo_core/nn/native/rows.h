@@ -10,6 +10,7 @@ struct Rows {
   float* base;
   int64_t stride;
   float* operator[](int64_t i) const { return base + i * stride; }
+  Rows from(int64_t i) const { return {base + i * stride, stride}; }
 };
 
 inline Rows rows_of(const at::Tensor& x, int64_t b, int64_t h) {
