@@ -129,13 +129,7 @@ def heats(records: Sequence[Mechanism]) -> Iterator[Heat]:
     yield from bare(fast, Case(length=LONGEST))
     yield from bare(fast, Case(length=LONGER))
     yield from bare(slow, Case(length=LONGER), rounds=2)
-    bert: dict[str, Any] = {"model": "bert", "settings": {"num_hidden_layers": 2}}
-    yield Heat(Case(length=LONG), IN_MODELS, peers=True, **bert)
-    yield Heat(Case(length=128, batch=32, padded=True), IN_MODELS, rounds=7, **bert)
-    images = Case(length=197, batch=8)  # 196 patches and a CLS, whatever is asked for
-    yield Heat(images, IN_MODELS, rounds=9, model="vit", settings={"depth": 2})
-    one_layer = {"model": "bert", "settings": {"num_hidden_layers": 1}}
-    yield Heat(Case(length=LONGEST), IN_MODELS[1:], **one_layer)
+    yield from whole(IN_MODELS, peers=True)
     yield from bare(fast, Case(length=LONG, mode="backward"), peers=True)
     yield from bare(slow, Case(length=LONG, mode="backward"), peers=True, rounds=2)
     for length in SHORT[1:]:  # how memory grows
@@ -153,14 +147,22 @@ def with_kernels() -> Iterator[Heat]:
             if mode == "forward" or length not in (SHORT[0], LONGEST):
                 case = Case(length=length, mode=mode, native=True)
                 yield Heat(case, WITH_KERNELS, peers=length == LONG)
-    in_models = tuple(name for name in IN_MODELS if name in WITH_KERNELS)
+    yield from whole([name for name in IN_MODELS if name in WITH_KERNELS], native=True)
+
+
+def whole(names: Sequence[str], *, peers: bool = False, native: bool = False) -> Iterator[Heat]:
+    """The races of whole models."""
+    both = tuple(names)
     bert: dict[str, Any] = {"model": "bert", "settings": {"num_hidden_layers": 2}}
-    yield Heat(Case(length=LONG, native=True), in_models, rounds=5, **bert)
-    yield Heat(Case(length=128, batch=32, padded=True, native=True), in_models, rounds=7, **bert)
-    images = Case(length=197, batch=8, native=True)
-    yield Heat(images, in_models, rounds=9, model="vit", settings={"depth": 2})
+    yield Heat(Case(length=LONG, native=native), both, peers=peers, **bert)
+    yield Heat(Case(length=128, batch=32, padded=True, native=native), both, rounds=7, **bert)
+    images = Case(
+        length=197, batch=8, native=native
+    )  # 196 patches and a CLS, whatever is asked for
+    yield Heat(images, both, rounds=9, model="vit", settings={"depth": 2})
     one_layer = {"model": "bert", "settings": {"num_hidden_layers": 1}}
-    yield Heat(Case(length=LONGEST, native=True), in_models, **one_layer)
+    faster = tuple(name for name in names if name != "softmax")
+    yield Heat(Case(length=LONGEST, native=native), faster, **one_layer)
 
 
 def bare(names: Sequence[str], case: Case, **how: Any) -> Iterator[Heat]:

@@ -167,12 +167,7 @@ class SparseAttention(nn.Module, ABC):
         runs = self.runs(begin, borders[1:], extent)
         if runs is None:
             return None
-        seen = extent.count.clamp(max=hubs)
-        if extent.causal:
-            first = tiles.run(torch.zeros_like(begin), seen, first=-begin, first_step=1)
-        else:
-            seen = torch.where(begin < hubs, extent.count, seen)
-            first = tiles.run(torch.zeros_like(begin), seen)
+        first = tiles.leading(begin, hubs, extent.count, causal=extent.causal)
         first = first.expand(*runs.shape[:3], 1, 6)
         near = tiles.Part(torch.cat([runs, first], -2), borders)
         parts = [near, *self.apart(q.shape[-2], extent)]

@@ -98,6 +98,18 @@ def run(
     return torch.stack(shown, -1).to(torch.int32)[..., None, :]
 
 
+def leading(begin: Tensor, number: int, end: Tensor, *, causal: bool) -> Tensor:
+    """The run of the first `number` tokens, which all see and which, if not causal, see all.
+
+    begin: (R,), where each tile begins; tiles begin behind those tokens (`borders`) where they see
+    all. end: how many tokens there are, broadcastable to (..., R). int32 (..., R, 1, 6).
+    """
+    zero, seen = torch.zeros_like(begin), end.clamp(max=number)
+    if causal:
+        return run(zero, seen, first=-begin, first_step=1)
+    return run(zero, torch.where(begin < number, end, seen))
+
+
 class _Tiles(torch.autograd.Function):
     """The kernel and its derivative: layouts are the runs and the borders of each part."""
 

@@ -165,12 +165,8 @@ class Window:
         )
         if not self.prefix:
             return window
-        zero = torch.zeros_like(begin)
-        leading = end.clamp(max=self.prefix)
-        if self.causal:
-            return torch.cat([tiles.run(zero, leading, first=-begin, first_step=1), window], -2)
-        leading = torch.where(begin < self.prefix, end, leading)
-        return torch.cat([tiles.run(zero, leading), window], -2)
+        leading = tiles.leading(begin, self.prefix, end, causal=self.causal)
+        return torch.cat([leading, window], -2)
 
     def _attend_in_blocks(
         self, q: Tensor, k: Tensor, v: Tensor, real: Tensor | None, fused: Callable[..., Tensor]

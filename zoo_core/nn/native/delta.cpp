@@ -155,6 +155,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> rule_backward(
   at::Tensor grad_v = host_layout(v, E), grad_b = host_layout(b, 1).zero_();
   at::parallel_for(0, B * H, 1, [&](int64_t begin, int64_t end) {
     Buffer state(SOME * M), of_state(SOME * M);
+    std::vector<const float*> rows(M);
     for (int64_t u = begin; u < end; u++) {
       const int64_t s = u / H, h = u % H;
       const Rows queries = rows_of(q, s, h), keys = rows_of(k, s, h), strengths = rows_of(b, s, h);
@@ -164,8 +165,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> rule_backward(
       const float* last = states.data_ptr<float>() + u * M * E;
       for (int64_t first = 0; first < E; first += SOME) {
         const int64_t some = std::min(SOME, E - first);
-        for (int64_t e = 0; e < some; e++)
-          for (int64_t m = 0; m < M; m++) state[e * M + m] = last[m * E + first + e];
+        for (int64_t m = 0; m < M; m++) rows[m] = last + m * E + first;
+        turn_rows(state.data(), M, rows.data(), M, some, 1.f);
         std::fill(of_state.begin(), of_state.end(), 0.f);
         for (int64_t step = N - 1; step >= 0; step--) {
           const int64_t t = token(step, N, backwards);

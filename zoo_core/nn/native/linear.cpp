@@ -94,7 +94,7 @@ void add_up(Buffer& sums, int64_t B, int64_t parts, int64_t size) {
     }
 }
 
-// Writes the sums to memory (B, H, D, E + 1), the total last; and back.
+// Writes the sums to memory (B, H, D, E + 1), the total last.
 void pack(const Buffer& sums, int64_t parts, at::Tensor& memory) {
   const int64_t B = memory.size(0), H = memory.size(1), D = memory.size(2), E = memory.size(3) - 1;
   float* to = memory.data_ptr<float>();
@@ -161,10 +161,11 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> attend(
   return {out, total, memory};
 }
 
-// to (columns, rows) = from^T, whose rows are `apart` numbers apart.
-void turn(float* to, const float* from, int64_t apart, int64_t rows, int64_t columns) {
-  for (int64_t i = 0; i < rows; i++)
-    for (int64_t j = 0; j < columns; j++) to[j * rows + i] = from[i * apart + j];
+// to (E, D) = from^T, whose D rows are `apart` numbers apart.
+void turn(float* to, const float* from, int64_t apart, int64_t D, int64_t E) {
+  std::vector<const float*> rows(D);
+  for (int64_t d = 0; d < D; d++) rows[d] = from + d * apart;
+  turn_rows(to, D, rows.data(), D, E, 1.f);
 }
 
 // The gradients that one query leaves: writes that of its sums to `to`, and gives that of its total.
@@ -253,7 +254,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> attend_backward(
     for (int64_t h = 0; h < H; h++) {
       const float* from = memory.data_ptr<float>() + (b * H + h) * of_head;
       turn(turned.data() + h * E * D, from, E + 1, D, E);
-      turn(totals.data() + h * D, from + E, E + 1, D, 1);
+      for (int64_t d = 0; d < D; d++) totals[h * D + d] = from[d * (E + 1) + E];
     }
     for (int64_t first = start; first < stop; first += SOME)
       for (int64_t h = 0; h < H; h++) {

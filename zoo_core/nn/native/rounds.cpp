@@ -1,7 +1,6 @@
 // Softmax attention of each query to the union of its windows; see zoo_core/nn/rounds.py.
 //
-// As in tiles.cpp, scores are kept with queries side by side, (keys, lanes). A head's rounds run one
-// after the other, and each adds to the numerators and denominators that the earlier ones left.
+// A head's rounds run one after the other, and each adds to the numerators and denominators that the earlier ones left.
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
@@ -13,14 +12,11 @@
 #include <vector>
 
 #include "rows.h"
+#include "scores.h"
 #include "vectors.h"
 
 namespace zoo {
 namespace {
-
-constexpr int TILE = 64;          // queries of a chunk that are worked on at once
-constexpr int KEYS = 96;          // values that are mixed at once: they, and their weights, fit L1
-constexpr float HIDDEN = -1e30f;  // the score of what is not seen
 
 typedef uint32_t uvec __attribute__((vector_size(4 * W), aligned(4), may_alias));
 using Integers = std::vector<int32_t, Aligned<int32_t>>;
@@ -75,9 +71,7 @@ struct Head {
         const int64_t end = std::min(seen.size, seen.length - c * seen.size);
         for (int64_t i = 0; i < end; i += TILE) {
           const int64_t n = std::min<int64_t>(TILE, end - i);
-          int64_t lanes = W;
-          while (lanes < n) lanes *= 2;
-          f(Part{r, n, lanes, seen.query.data_ptr<int64_t>() + chunk * seen.size + i,
+          f(Part{r, n, lanes_for(n), seen.query.data_ptr<int64_t>() + chunk * seen.size + i,
                  seen.key.data_ptr<int64_t>() + chunk * seen.width,
                  seen.real ? seen.real->data_ptr<bool>() + chunk * seen.width : nullptr});
         }
@@ -92,20 +86,15 @@ struct Head {
   }
 };
 
-// What a thread works in.
-struct Tile {
+// The scores of a part.
+struct Tile : Scores {
   Head head;
-  Integers first, token;     // (earlier rounds, lanes) and (lanes): of the queries
-  Buffer queries, grads;     // (width, lanes): of the queries, turned
-  Buffer scores, of_scores;  // (keys, lanes)
-  Buffer out, grad;          // (lanes, width)
-  std::vector<const float*> keys, values, some;
-  std::vector<float*> rows;
-  const float* lines[TILE];
+  Integers first, token;  // (earlier rounds, lanes) and (lanes): of the queries
+  Buffer grad;            // (n, width)
 
   void prepare(const Part& part, const Windows& seen, Rows k, Rows v) {
     const int64_t m = seen.width;
-    keys.resize(m), values.resize(m), rows.resize(m), some.resize(m);
+    resize(m, part.n);
     for (int64_t j = 0; j < m; j++) {
       TORCH_CHECK(0 <= part.keys[j] && part.keys[j] < seen.length, "key ", part.keys[j], " of ",
                   seen.length);
@@ -122,44 +111,23 @@ struct Tile {
     }
   }
 
-  // to (width, lanes) = scale * rows^T of the queries.
-  void turn(Buffer& to, const Part& part, Rows from, int64_t width, float scale) {
-    to.resize(width * part.lanes);
+  // to (width, lanes) = factor * from^T of the queries.
+  void turn(Buffer& to, const Part& part, Rows from, int64_t width, float factor) {
     for (int64_t i = 0; i < part.n; i++) lines[i] = from[part.queries[i]];
-    turn_rows(to.data(), part.lanes, lines, part.n, width, scale);
+    Scores::turn(to, part.n, width, factor);
   }
 
-  // to (keys, lanes) = a b, a by rows, b turned.
-  void against(Buffer& to, const Part& part, const std::vector<const float*>& a, const Buffer& b,
-               int64_t width) {
-    const int64_t m = static_cast<int64_t>(a.size()), lanes = part.lanes;
-    to.resize(m * lanes);
-    for (int64_t j = 0; j < m; j++) rows[j] = to.data() + j * lanes;
-    rows_product(m, lanes, width, a.data(), b.data(), lanes, rows.data(), false);
-  }
-
-  // The queries' rows of `out` = a^T b, a (keys, lanes), b by rows.
-  void mix(const Part& part, const Buffer& a, const std::vector<const float*>& b, int64_t width) {
-    const int64_t m = static_cast<int64_t>(b.size());
-    out.resize(part.lanes * width);
-    for (int64_t j = 0; j < m; j += KEYS)
-      columns_product(part.n, width, std::min<int64_t>(KEYS, m - j), a.data() + j * part.lanes,
-                      part.lanes, b.data() + j, out.data(), width, j > 0);
+  // grad (n, width) = the queries' rows of `from`.
+  void gather(const Part& part, Rows from, int64_t width) {
+    grad.resize(part.n * width);
+    for (int64_t i = 0; i < part.n; i++)
+      std::copy_n(from[part.queries[i]], width, grad.data() + i * width);
   }
 };
 
 // to = factor * to + from.
 inline void add(float* to, float factor, const float* from, int64_t width) {
   for (int64_t e = 0; e < width; e += W) store(to + e, load(to + e) * factor + load(from + e));
-}
-
-// Runs f<V>() for V vectors of queries.
-template <int V = 1, class F>
-void by_vectors(int64_t lanes, F f) {
-  if constexpr (V * W < TILE) {
-    if (lanes > V * W) return by_vectors<2 * V>(lanes, f);
-  }
-  f.template operator()<V>();
 }
 
 // Hides what does not count, of the scores of a key.
@@ -259,19 +227,6 @@ void weigh_again(Tile& tile, const Part& part, const Windows& seen, float last_r
   }
 }
 
-// Weights to the gradients of scores, by those of the outputs, which are in of_scores.
-template <int V>
-void pull(Tile& tile, const Part& part, const float* dots, float scale) {
-  vec common[V] = {};
-  for (int64_t i = 0; i < part.n; i++) common[i / W][i % W] = dots[part.queries[i]];
-  const int64_t m = static_cast<int64_t>(tile.keys.size());
-  for (int64_t j = 0; j < m; j++) {
-    float *of_row = tile.of_scores.data() + j * V * W, *row = tile.scores.data() + j * V * W;
-    ZOO_UNROLL for (int v = 0; v < V; v++)
-      store(of_row + W * v, load(row + W * v) * (load(of_row + W * v) - common[v]) * scale);
-  }
-}
-
 // The outputs, zeros for a query that sees nothing, and the logs to base 2 of their denominators.
 std::tuple<at::Tensor, at::Tensor> attend(
     const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& query,
@@ -295,12 +250,12 @@ std::tuple<at::Tensor, at::Tensor> attend(
       Head::parts(seen, u, [&](const Part& part) {
         tile.prepare(part, seen, keys, values);
         tile.turn(tile.queries, part, queries, D, unit);
-        tile.against(tile.scores, part, tile.keys, tile.queries, D);
+        tile.against(tile.scores, tile.keys, tile.queries, D);
         vec shrink[TILE / W];
         by_vectors(part.lanes, [&]<int V>() {
           weigh<V>(tile, part, seen, own, peaks, totals.data(), shrink);
         });
-        tile.mix(part, tile.scores, tile.values, E);
+        tile.mix(tile.scores, tile.values, part.n, E);
         for (int64_t i = 0; i < part.n; i++) {
           const float factor = shrink[i / W][i % W], *from = tile.out.data() + i * E;
           float* to = sums.data() + part.queries[i] * E;
@@ -342,38 +297,27 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> attend_backward(
       const Rows of_v = rows_of(grad_v, b, h);
       const float* masses = mass.data_ptr<float>() + u * N;
       dots.resize(N);
-      for (int64_t i = 0; i < N; i++) {
-        vec dot{};
-        for (int64_t e = 0; e < E; e += W) dot += load(grads[i] + e) * load(results[i] + e);
-        dots[i] = sum(dot);
-      }
+      for (int64_t i = 0; i < N; i++) dots[i] = dot(grads[i], results[i], E);
       tile.head.read(seen, u);
       Head::parts(seen, u, [&](const Part& part) {
-        const int64_t m = seen.width, n = part.n, lanes = part.lanes;
+        const int64_t n = part.n;
         tile.prepare(part, seen, keys, values);
         tile.turn(tile.queries, part, queries, D, unit);
-        tile.against(tile.scores, part, tile.keys, tile.queries, D);
-        by_vectors(lanes, [&]<int V>() { weigh_again<V>(tile, part, seen, own, masses); });
+        tile.against(tile.scores, tile.keys, tile.queries, D);
+        by_vectors(part.lanes, [&]<int V>() { weigh_again<V>(tile, part, seen, own, masses); });
+        tile.gather(part, grads, E);
+        const auto value = [&](int64_t j) { return of_v[part.keys[j]]; };
+        tile.spread(value, tile.scores, tile.grad.data(), E, n, E);
 
-        tile.grad.resize(lanes * std::max(D, E));
-        for (int64_t i = 0; i < n; i++)
-          std::copy_n(grads[part.queries[i]], E, tile.grad.data() + i * E);
-        for (int64_t j = 0; j < m; j++) tile.some[j] = tile.scores.data() + j * lanes;
-        for (int64_t j = 0; j < m; j++) tile.rows[j] = of_v[part.keys[j]];
-        rows_product(m, E, n, tile.some.data(), tile.grad.data(), E, tile.rows.data(), true);
-
+        vec common[TILE / W] = {};
+        for (int64_t i = 0; i < n; i++) common[i / W][i % W] = dots[part.queries[i]];
         tile.turn(tile.grads, part, grads, E, 1.f);
-        tile.against(tile.of_scores, part, tile.values, tile.grads, E);
-        by_vectors(lanes, [&]<int V>() {
-          pull<V>(tile, part, dots.data(), static_cast<float>(scale));
-        });
-
-        for (int64_t i = 0; i < n; i++)
-          std::copy_n(queries[part.queries[i]], D, tile.grad.data() + i * D);
-        for (int64_t j = 0; j < m; j++) tile.some[j] = tile.of_scores.data() + j * lanes;
-        for (int64_t j = 0; j < m; j++) tile.rows[j] = of_k[part.keys[j]];
-        rows_product(m, D, n, tile.some.data(), tile.grad.data(), D, tile.rows.data(), true);
-        tile.mix(part, tile.of_scores, tile.keys, D);
+        tile.against(tile.of_scores, tile.values, tile.grads, E);
+        by_vectors(part.lanes, [&]<int V>() { tile.pull<V>(common, static_cast<float>(scale)); });
+        tile.gather(part, queries, D);
+        const auto key = [&](int64_t j) { return of_k[part.keys[j]]; };
+        tile.spread(key, tile.of_scores, tile.grad.data(), D, n, D);
+        tile.mix(tile.of_scores, tile.keys, n, D);
         for (int64_t i = 0; i < n; i++) {
           const float* from = tile.out.data() + i * D;
           add(of_q[part.queries[i]], 1.f, from, D);

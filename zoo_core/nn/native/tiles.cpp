@@ -1,8 +1,4 @@
 // Softmax attention of tiles of queries to runs of keys; see zoo_core/nn/tiles.py.
-//
-// Scores are kept with the queries of a tile side by side, (keys, TILE): a vector then holds the
-// same key's scores of several queries, so that maxima and sums need no vector's own elements, and
-// keys and values are read where they lie.
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
@@ -14,16 +10,13 @@
 #include <vector>
 
 #include "rows.h"
+#include "scores.h"
 #include "vectors.h"
 
 namespace zoo {
 namespace {
 
-constexpr int TILE = 64;          // queries; one bit of a key's `lanes` for each
-constexpr int VECTORS_OF_TILE = TILE / W;
-constexpr int KEYS = 96;          // values that are mixed at once: they, and their weights, fit L1
-constexpr float HIDDEN = -1e30f;  // the score of what is not seen
-constexpr int64_t ALL = -1;
+constexpr int64_t ALL = -1;  // one bit of a key's `lanes` for each query of a tile
 
 // The keys of a tile, each once, and which of its queries see it.
 struct Seen {
@@ -73,43 +66,20 @@ inline ivec visible(int64_t lanes, int v) {
   return (BIT & some) != 0;
 }
 
-// What a thread works in.
-struct Tile {
+// The scores of a tile.
+struct Tile : Scores {
   Seen seen;
-  Buffer queries, grads;     // (width, TILE): of the tile, turned
-  Buffer scores, of_scores;  // (keys, TILE)
-  Buffer out;                // (TILE, width)
-  std::vector<const float*> keys, values;
-  std::vector<float*> rows;
-  int64_t lanes;  // as many as hold its queries: one vector, or all
 
   void prepare(const int32_t* runs, int64_t P, int64_t n, int64_t S, Rows k, Rows v) {
     seen.read(runs, P, n, S);
-    lanes = n <= W ? W : TILE;
-    const int64_t m = seen.size();
-    keys.resize(m), values.resize(m), rows.resize(m);
-    for (int64_t j = 0; j < m; j++) keys[j] = k[seen.key[j]], values[j] = v[seen.key[j]];
+    resize(seen.size(), n);
+    for (int64_t j = 0; j < seen.size(); j++) keys[j] = k[seen.key[j]], values[j] = v[seen.key[j]];
   }
 
-  // to = scale * from^T, of n rows; lanes beyond n hold zeros.
-  static void turn(Buffer& to, Rows from, int64_t n, int64_t width, float scale) {
-    to.resize(width * TILE);
-    float* out = to.data();
-    for (int64_t i = 0; i < n; i++) {
-      const float* row = from[i];
-      for (int64_t d = 0; d < width; d++) out[d * TILE + i] = scale * row[d];
-    }
-    for (int64_t i = n; i < TILE; i++)
-      for (int64_t d = 0; d < width; d++) out[d * TILE + i] = 0;
-  }
-
-  // to (keys, TILE) = a b, a by rows, b turned.
-  void against(Buffer& to, const std::vector<const float*>& a,
-               const Buffer& b, int64_t width) {
-    const int64_t m = seen.size();
-    to.resize(m * TILE);
-    for (int64_t j = 0; j < m; j++) rows[j] = to.data() + j * TILE;
-    rows_product(m, lanes, width, a.data(), b.data(), TILE, rows.data(), false);
+  // to (width, lanes) = factor * from^T, of n rows.
+  void turn(Buffer& to, Rows from, int64_t n, int64_t width, float factor) {
+    for (int64_t i = 0; i < n; i++) lines[i] = from[i];
+    Scores::turn(to, n, width, factor);
   }
 };
 
@@ -122,7 +92,7 @@ void weigh(Tile& tile, float* mass, int64_t n, vec* share) {
   for (int v = 0; v < V; v++) peak[v] = splat(HIDDEN), total[v] = vec{};
   for (int64_t j = 0; j < m; j++) {
     const int64_t lanes = tile.seen.lanes[j];
-    float* row = scores + j * TILE;
+    float* row = scores + j * V * W;
     if (lanes == ALL) {
       ZOO_UNROLL for (int v = 0; v < V; v++) peak[v] = larger(peak[v], load(row + W * v));
       continue;
@@ -136,7 +106,7 @@ void weigh(Tile& tile, float* mass, int64_t n, vec* share) {
   // Where nothing is seen hidden scores are the largest, and have to weigh nothing all the same.
   for (int v = 0; v < V; v++) peak[v] = peak[v] == HIDDEN ? vec{} : peak[v];
   for (int64_t j = 0; j < m; j++) {
-    float* row = scores + j * TILE;
+    float* row = scores + j * V * W;
     ZOO_UNROLL for (int v = 0; v < V; v++) {
       const vec weight = exp2(load(row + W * v) - peak[v]);
       store(row + W * v, weight);
@@ -156,29 +126,12 @@ void weigh_again(Tile& tile, const float* mass, int64_t n) {
   float* scores = tile.scores.data();
   for (int64_t j = 0; j < tile.seen.size(); j++) {
     const int64_t lanes = tile.seen.lanes[j];
-    float* row = scores + j * TILE;
+    float* row = scores + j * V * W;
     ZOO_UNROLL for (int v = 0; v < V; v++) {
       const vec weight = exp2(load(row + W * v) - log2_total[v]);
       store(row + W * v, lanes == ALL ? weight : visible(lanes, v) ? weight : vec{});
     }
   }
-}
-
-// Weights to the gradients of scores, by those of the outputs, which are in of_scores.
-template <int V>
-void pull(Tile& tile, const vec* common, float scale) {
-  for (int64_t j = 0; j < tile.seen.size(); j++) {
-    float *of_row = tile.of_scores.data() + j * TILE, *row = tile.scores.data() + j * TILE;
-    ZOO_UNROLL for (int v = 0; v < V; v++)
-      store(of_row + W * v, load(row + W * v) * (load(of_row + W * v) - common[v]) * scale);
-  }
-}
-
-// Runs f<V>() for V vectors of queries: those of a tile.
-template <class F>
-void by_vectors(const Tile& tile, F f) {
-  if (tile.lanes == W) f.template operator()<1>();
-  else f.template operator()<VECTORS_OF_TILE>();
 }
 
 // The runs of the tiles, of which those of one sample or head may serve all, and where tiles begin.
@@ -216,20 +169,15 @@ std::tuple<at::Tensor, at::Tensor> attend(
     for (int64_t u = begin; u < end; u++) {  // heads innermost: hosts store a token's side by side
       const int64_t h = u % H, r = u / H % runs.tiles, b = u / H / runs.tiles;
       const int64_t start = runs.borders[r], n = runs.queries_of(r);
-      Rows queries = rows_of(q, b, h), results = rows_of(out, b, h);
-      queries.base += start * queries.stride, results.base += start * results.stride;
+      const Rows queries = rows_of(q, b, h).from(start), results = rows_of(out, b, h).from(start);
       tile.prepare(runs.at(b, h, r), runs.number, n, k.size(2), rows_of(k, b, h),
                    rows_of(v, b, h));
-      Tile::turn(tile.queries, queries, n, D, unit);
+      tile.turn(tile.queries, queries, n, D, unit);
       tile.against(tile.scores, tile.keys, tile.queries, D);
-      vec share[VECTORS_OF_TILE];
+      vec share[TILE / W];
       float* masses = mass.data_ptr<float>() + (b * H + h) * N + start;
-      by_vectors(tile, [&]<int V>() { weigh<V>(tile, masses, n, share); });
-      tile.out.assign(TILE * E, 0.f);
-      for (int64_t j = 0; j < tile.seen.size(); j += KEYS)
-        columns_product(n, E, std::min<int64_t>(KEYS, tile.seen.size() - j),
-                        tile.scores.data() + j * TILE, TILE, tile.values.data() + j,
-                        tile.out.data(), E, j > 0);
+      by_vectors(tile.lanes, [&]<int V>() { weigh<V>(tile, masses, n, share); });
+      tile.mix(tile.scores, tile.values, n, E);
       for (int64_t i = 0; i < n; i++) {
         const float factor = share[i / W][i % W], *from = tile.out.data() + i * E;
         float* to = results[i];
@@ -257,40 +205,26 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> attend_backward(
       const Rows of_k = rows_of(grad_k, b, h), of_v = rows_of(grad_v, b, h);
       for (int64_t r = 0; r < runs.tiles; r++) {
         const int64_t start = runs.borders[r], n = runs.queries_of(r);
-        Rows queries = rows_of(q, b, h), results = rows_of(out, b, h);
-        Rows grads = rows_of(grad, b, h), of_q = rows_of(grad_q, b, h);
-        for (Rows* x : {&queries, &results, &grads, &of_q}) x->base += start * x->stride;
+        const Rows queries = rows_of(q, b, h).from(start), results = rows_of(out, b, h).from(start);
+        const Rows grads = rows_of(grad, b, h).from(start), of_q = rows_of(grad_q, b, h).from(start);
         tile.prepare(runs.at(b, h, r), runs.number, n, k.size(2), rows_of(k, b, h),
                      rows_of(v, b, h));
-        const int64_t m = tile.seen.size();
 
-        Tile::turn(tile.queries, queries, n, D, unit);
+        tile.turn(tile.queries, queries, n, D, unit);
         tile.against(tile.scores, tile.keys, tile.queries, D);
         const float* masses = mass.data_ptr<float>() + (b * H + h) * N + start;
-        by_vectors(tile, [&]<int V>() { weigh_again<V>(tile, masses, n); });
-        for (int64_t j = 0; j < m; j++) tile.keys[j] = tile.scores.data() + j * TILE;
-        for (int64_t j = 0; j < m; j++) tile.rows[j] = of_v[tile.seen.key[j]];
-        rows_product(m, E, n, tile.keys.data(), grads.base, grads.stride, tile.rows.data(), true);
+        by_vectors(tile.lanes, [&]<int V>() { weigh_again<V>(tile, masses, n); });
+        const auto value = [&](int64_t j) { return of_v[tile.seen.key[j]]; };
+        tile.spread(value, tile.scores, grads.base, grads.stride, n, E);
 
-        vec common[VECTORS_OF_TILE] = {};
-        for (int64_t i = 0; i < n; i++) {
-          vec dot{};
-          for (int64_t e = 0; e < E; e += W) dot += load(grads[i] + e) * load(results[i] + e);
-          common[i / W][i % W] = sum(dot);
-        }
-        Tile::turn(tile.grads, grads, n, E, 1.f);
+        vec common[TILE / W] = {};
+        for (int64_t i = 0; i < n; i++) common[i / W][i % W] = dot(grads[i], results[i], E);
+        tile.turn(tile.grads, grads, n, E, 1.f);
         tile.against(tile.of_scores, tile.values, tile.grads, E);
-        by_vectors(tile, [&]<int V>() { pull<V>(tile, common, static_cast<float>(scale)); });
-
-        for (int64_t j = 0; j < m; j++) tile.keys[j] = tile.of_scores.data() + j * TILE;
-        for (int64_t j = 0; j < m; j++) tile.rows[j] = of_k[tile.seen.key[j]];
-        rows_product(m, D, n, tile.keys.data(), queries.base, queries.stride, tile.rows.data(), true);
-        const Rows keys = rows_of(k, b, h);
-        for (int64_t j = 0; j < m; j++) tile.keys[j] = keys[tile.seen.key[j]];
-        tile.out.assign(TILE * D, 0.f);
-        for (int64_t j = 0; j < m; j += KEYS)
-          columns_product(n, D, std::min<int64_t>(KEYS, m - j), tile.of_scores.data() + j * TILE,
-                          TILE, tile.keys.data() + j, tile.out.data(), D, j > 0);
+        by_vectors(tile.lanes, [&]<int V>() { tile.pull<V>(common, static_cast<float>(scale)); });
+        const auto key = [&](int64_t j) { return of_k[tile.seen.key[j]]; };
+        tile.spread(key, tile.of_scores, queries.base, queries.stride, n, D);
+        tile.mix(tile.of_scores, tile.keys, n, D);
         for (int64_t i = 0; i < n; i++) std::copy_n(tile.out.data() + i * D, D, of_q[i]);
       }
     }

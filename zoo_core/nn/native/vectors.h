@@ -70,6 +70,12 @@ inline vec exp2(vec x) {
   return x >= -126.f ? power : x < -126.f ? vec{} : x;  // NaN stays NaN
 }
 
+inline float dot(const float* x, const float* y, int64_t width) {
+  vec total{};
+  for (int64_t i = 0; i < width; i += W) total += load(x + i) * load(y + i);
+  return sum(total);
+}
+
 constexpr float LOG2_E = 1.442695040888963f;
 
 // One vector of two, by the places of its numbers in a followed by b.
