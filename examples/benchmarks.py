@@ -147,6 +147,7 @@ def with_kernels() -> Iterator[Heat]:
             if mode == "forward" or length not in (SHORT[0], LONGEST):
                 case = Case(length=length, mode=mode, native=True)
                 yield Heat(case, WITH_KERNELS, peers=length == LONG)
+    yield Heat(Case(length=LONG, mode="compiled", native=True), WITH_KERNELS)
     yield from whole([name for name in IN_MODELS if name in WITH_KERNELS], native=True)
 
 

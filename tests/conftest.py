@@ -36,7 +36,7 @@ def compiled_kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ZOO_NATIVE", str(folder))
         native.build()
-    native.loaded.cache_clear()
+    native._load.cache_clear()
     return folder
 
 
@@ -46,10 +46,10 @@ def native_kernels(compiled_kernels: Path, monkeypatch: pytest.MonkeyPatch) -> I
     from zoo_core.nn import native
 
     monkeypatch.setenv("ZOO_NATIVE", str(compiled_kernels))
-    native.loaded.cache_clear()
+    native._load.cache_clear()
     assert native.loaded()
     yield
-    native.loaded.cache_clear()
+    native._load.cache_clear()
 
 
 FAULT = "fault"

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -57,7 +58,7 @@ def left(folder: Path) -> set[str]:
 
 def test_an_empty_zoo_native_does_without(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ZOO_NATIVE", "")
-    native.loaded.cache_clear()
+    native._load.cache_clear()
     assert native.built() is None
     assert not native.loaded()
     with pytest.raises(NativeError, match="unset it"):
@@ -225,5 +226,22 @@ def test_other_modes_are_refused(native_kernels: None) -> None:
     torch.func.vmap(lambda x: ask("vmap", x))(x)
     torch.jit.trace(lambda x: ask("trace", x), x, check_trace=False)
     assert answers == dict.fromkeys(["plain_only", "autocast", "grad", "vmap", "trace"], False)
-    compiled = torch.compile(lambda x: x + native.suits(x), fullgraph=True, backend="eager")
-    assert torch.equal(compiled(x), x)
+
+
+def test_compiled_code_is_told(native_kernels: None) -> None:
+    """Whether it may take kernels, as other code is."""
+    x = torch.ones(1, 2, 5, 32)
+
+    def told(x: Tensor) -> Tensor:
+        return x + native.suits(x)
+
+    def told_by_vmap(x: Tensor) -> Tensor:
+        return torch.func.vmap(told)(x)
+
+    def compiled(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        return torch.compile(function, fullgraph=True, backend="eager")
+
+    assert torch.equal(compiled(told)(x), x + 1)
+    assert torch.equal(compiled(told_by_vmap)(x), x)
+    with choice.plain_only():
+        assert torch.equal(compiled(told)(x), x)

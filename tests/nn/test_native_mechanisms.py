@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from functorch.compile import make_boxed_func
+from torch import Tensor, fx, nn
+from torch._dynamo.backends.common import aot_autograd
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import zoo_core as zoo
@@ -68,12 +71,16 @@ class Taken(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.names: set[str] = set()
+        self.calls: list[tuple[Any, Any]] = []
 
     def __torch_dispatch__(self, function: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function.namespace == "zoo_core":
-            self.names.add(str(function))
+            self.calls.append((function, args))
         return function(*args, **(kwargs or {}))
+
+    @property
+    def names(self) -> set[str]:
+        return {str(function) for function, _ in self.calls}
 
 
 def build(name: str, *, causal: bool = False, prefix: int = 0) -> nn.Module:
@@ -152,21 +159,59 @@ def test_kernels_compute_the_same(name: str, length: int, padded: bool) -> None:
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_compiled_code_takes_none(name: str) -> None:
-    module = build(name)
-    compiled = torch.compile(module, fullgraph=True, backend="eager")
+def test_compiled_code_takes_them(name: str) -> None:
+    torch._dynamo.reset()
+    module = build(name, prefix=2)
+    targets: list[str] = []
+    backend = recording(targets)
+    compiled = torch.compile(module, fullgraph=True, dynamic=True, backend=backend)
+    for length in (600, 590):
+        got = attend(compiled, length, padded=True, prefix=2)
+        check_agrees(got, attend(module, length, padded=True, prefix=2))
+    taken = {target for target in targets if target.startswith("zoo_core.")}
+    assert len(taken) == kernels_of(name), "forward and backward"
+    # Forward, backward, and forward without gradients.
+    assert targets.count("new graph") == 3, "another length needs no graphs of its own"
+
+
+def recording(targets: list[str]) -> Callable[..., Any]:
+    """A backend that notes what every graph calls, and runs it as it is."""
+
+    def note(graph: fx.GraphModule, _: Sequence[Tensor]) -> Callable[..., Any]:
+        targets.append("new graph")
+        targets.extend(str(node.target) for node in graph.graph.nodes)
+        return make_boxed_func(graph.forward)
+
+    return aot_autograd(fw_compiler=note)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_exported_code_takes_none(name: str) -> None:
     *tensors, real = inputs(600)
-    ctx = Context(key_padding=real)
-    # Compiled code stands back where a dispatch mode looks on; a profiler does not show in it.
-    with torch.no_grad(), torch.profiler.profile() as profile:
-        got = compiled(*tensors, ctx)
-    ours = {event.name for event in profile.events() if event.name.startswith("zoo_core::")}
-    assert ours <= {"zoo_core::rounds"}  # an operation of its own in Python
-    with torch.no_grad(), Taken() as taken:
-        wanted = module(*tensors, ctx)
-    assert taken.names
-    shown = real[:, None, :, None]
-    check_agrees([got * shown], [wanted * shown])
+    exported = torch.export.export(Masked(build(name)), (*tensors, real))
+    assert not any("zoo_core" in str(node.target) for node in exported.graph.nodes)
+
+
+class Masked(nn.Module):
+    """Export takes no dataclasses."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, real: Tensor) -> Tensor:
+        out: Tensor = self.module(q, k, v, Context(key_padding=real))
+        return out
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_compilers_are_told_what_kernels_give(name: str, padded: bool) -> None:
+    for how in kinds(name):
+        with Taken() as taken:
+            attend(build(name, **how), 600, padded=padded, **how)
+        for kernel, args in taken.calls:
+            torch.library.opcheck(kernel, args, test_utils=("test_schema", "test_faketensor"))
 
 
 @pytest.mark.parametrize("name", OPTIONS)

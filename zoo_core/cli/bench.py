@@ -251,7 +251,7 @@ def _cases(model: str | None, **given: Any) -> list[Case]:
 
 
 def _may_be_native(case: Case) -> bool:
-    return (case.device, case.dtype) == ("cpu", "float32") and case.mode != "compiled"
+    return (case.device, case.dtype) == ("cpu", "float32")
 
 
 def _rows(

@@ -51,7 +51,7 @@ def _attend(
     chunk: int | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The output, and what `_gradients` needs: normalisers (B, H, L, 1) and the memory."""
-    if chunk is None and _has_kernel(phi, q, k, v):
+    if chunk is None and has_kernel(phi, q, k, v):
         out, total, memory = _kernel("linear", q, k, v, ctx.key_padding)
         return out, total, memory
     batch, heads, length, width = *q.shape[:3], v.shape[-1]
@@ -149,7 +149,7 @@ def _gradients(
     memory: Tensor,
 ) -> tuple[Tensor, ...]:
     """Gradients of q, k and v from that of the output, and what `_attend` gave."""
-    if _has_kernel(phi, *inputs):
+    if has_kernel(phi, *inputs):
         return _kernel("linear_backward", grad, *inputs, key_padding, out, total, memory)
     grads = tuple(torch.empty_like(x) for x in inputs)
     for few in samples(out):
@@ -238,12 +238,13 @@ def _memory_in_parts(
     return torch.cat([products, total.mT], -1)
 
 
-def _has_kernel(phi: FeatureMap, q: Tensor, k: Tensor, v: Tensor) -> bool:
+def has_kernel(phi: FeatureMap, q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether a native kernel computes that, of queries that see all keys."""
     return phi is elu_plus_one and native.suits(q, k, v)
 
 
 def _kernel(name: str, *tensors: Tensor | None) -> tuple[Tensor, ...]:
     """The native kernel of that name, which asks for the numbers of a row side by side."""
-    rows = (x if x is None else native.rows(x) for x in tensors)
+    rows = [x if x is None else native.rows(x) for x in tensors]
     found: tuple[Tensor, ...] = getattr(torch.ops.zoo_core, name)(*rows)
     return found

@@ -78,11 +78,11 @@ class SparseAttention(nn.Module, ABC):
         are left to the caller.
         """
 
-    def runs(self, begin: Tensor, stop: Tensor, extent: Extent) -> Tensor | None:
+    def runs(self, length: int, begin: Tensor, stop: Tensor, extent: Extent) -> Tensor | None:
         """The runs of `nn.tiles` that show queries what they see, (B or 1, H or 1, R, P, 6).
 
         By the pattern, by causality and of the sample's own keys only; hubs are left to the caller.
-        begin, stop: where each tile begins and ends, (R,).
+        length: N. begin, stop: where each tile begins and ends, (R,).
         None where the pattern has no such form: `attend` then goes without the native kernel.
         """
         return None
@@ -161,16 +161,17 @@ class SparseAttention(nn.Module, ABC):
         """Attend by the native kernel, hubs as well; None where it cannot be."""
         if (self.training and self.dropout) or not tiles.suits(q, k, v):
             return None
-        hubs = min(extent.hubs, q.shape[-2])
-        borders = tiles.borders(q.shape[-2], 0 if extent.causal else hubs, q.device)
+        length = q.shape[-2]
+        hubs = min(extent.hubs, length)
+        borders = tiles.borders(length, 0 if extent.causal else hubs, q.device)
         begin = borders[:-1]
-        runs = self.runs(begin, borders[1:], extent)
+        runs = self.runs(length, begin, borders[1:], extent)
         if runs is None:
             return None
         first = tiles.leading(begin, hubs, extent.count, causal=extent.causal)
         first = first.expand(*runs.shape[:3], 1, 6)
         near = tiles.Part(torch.cat([runs, first], -2), borders)
-        parts = [near, *self.apart(q.shape[-2], extent)]
+        parts = [near, *self.apart(length, extent)]
         return tiles.attend_union(q, k, v, parts, scale=self.scale)
 
     def _fused(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:

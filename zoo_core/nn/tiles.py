@@ -64,19 +64,22 @@ def attend(
 
 def attend_union(q: Tensor, k: Tensor, v: Tensor, parts: Sequence[Part], *, scale: float) -> Tensor:
     """As `attend`, to what any of the parts shows, which must show no pair twice."""
-    layouts = (y for x in parts for y in _layout(x, q.shape[1]))
-    periods = [x.period for x in parts]
-    out: Tensor = _Tiles.apply(*(native.rows(x) for x in (q, k, v)), scale, periods, *layouts)[0]
+    layouts = [_layout(x, q.shape[1]) for x in parts]
+    q, k, v = (native.rows(x) for x in (q, k, v))
+    out: Tensor = _Tiles.apply(q, k, v, scale, layouts)[0]
     return out
 
 
 def borders(length: int, leading: int, device: torch.device) -> Tensor:
     """Where tiles of `length` queries begin, and the end, (R + 1,).
 
-    At each multiple of TILE, and behind the first `leading` queries, which see other keys.
+    At each multiple of TILE, and behind the first `leading` queries, which see other keys: there a
+    tile may be empty.
     """
-    cuts = {*range(0, length, TILE), min(leading, length), length}
-    return torch.tensor(sorted(cuts), device=device)
+    cuts = torch.arange(-(-length // TILE) + 1, device=device).mul(TILE).clamp(max=length)
+    if not 0 < leading < length:
+        return cuts
+    return torch.cat([cuts, cuts.new_full((1,), leading)]).sort().values
 
 
 def run(
@@ -110,15 +113,18 @@ def leading(begin: Tensor, number: int, end: Tensor, *, causal: bool) -> Tensor:
     return run(zero, torch.where(begin < number, end, seen))
 
 
+_Layout = tuple[int, Tensor, Tensor]
+
+
 class _Tiles(torch.autograd.Function):
     """The kernel and its derivative: layouts are the runs and the borders of each part."""
 
     @staticmethod
     def forward(
-        q: Tensor, k: Tensor, v: Tensor, scale: float, periods: list[int], *layouts: Tensor
+        q: Tensor, k: Tensor, v: Tensor, scale: float, layouts: list[_Layout]
     ) -> tuple[Tensor, Tensor]:
         found = []
-        for period, *layout in zip(periods, layouts[::2], layouts[1::2], strict=True):
+        for period, *layout in layouts:
             out, mass = torch.ops.zoo_core.tiles(
                 *(_fold(x, period) for x in (q, k, v)), *layout, scale
             )
@@ -128,9 +134,9 @@ class _Tiles(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        q, k, v, ctx.scale, ctx.periods, *layouts = inputs
+        q, k, v, ctx.scale, ctx.layouts = inputs
         ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(q, k, v, *output, *layouts)
+        ctx.save_for_backward(q, k, v, *output)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
@@ -140,25 +146,25 @@ class _Tiles(torch.autograd.Function):
                 "and its gradients, within zoo_core.nn.choice.plain_only() and "
                 "torch.nn.attention.sdpa_kernel(SDPBackend.MATH)"
             )
-        q, k, v, out, mass, *layouts = ctx.saved_tensors
+        q, k, v, out, mass = ctx.saved_tensors
         tensors = native.rows(grad), q, k, v, out
         found = []
-        for period, *layout in zip(ctx.periods, layouts[::2], layouts[1::2], strict=True):
+        for period, *layout in ctx.layouts:
             masses = _fold(mass, period)[..., 0].contiguous()
             grads = torch.ops.zoo_core.tiles_backward(
                 *(_fold(x, period) for x in tensors), masses, *layout, ctx.scale
             )
             found.append([_unfold(x, period, y) for x, y in zip(grads, (q, k, v), strict=True)])
         total = [reduce(Tensor.add_, x) for x in zip(*found, strict=True)]
-        return *total, *[None] * (len(layouts) + 2)
+        return *total, None, None
 
 
-def _layout(part: Part, heads: int) -> tuple[Tensor, Tensor]:
-    """The runs and the borders of a part as the kernel takes them."""
+def _layout(part: Part, heads: int) -> _Layout:
+    """The period, the runs and the borders of a part as the kernel takes them."""
     runs = part.runs
     if part.period > 1 and runs.shape[1] > 1:
         runs = runs.repeat_interleave(heads, 1)
-    return runs.contiguous(), part.borders.to(torch.int32)
+    return part.period, runs.contiguous(), part.borders.to(torch.int32)
 
 
 def _fold(x: Tensor, period: int) -> Tensor:

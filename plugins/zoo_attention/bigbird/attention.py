@@ -94,12 +94,12 @@ class BigBirdAttention(SparseAttention):
         dropout = self.dropout if self.training else 0.0
         return attend_in_parts(attend, q, v, multiple=block, rows=ROWS, dropout=dropout)
 
-    def runs(self, begin: Tensor, stop: Tensor, extent: Extent) -> Tensor | None:
+    def runs(self, length: int, begin: Tensor, stop: Tensor, extent: Extent) -> Tensor | None:
         """Window and random blocks of tiles of queries, (B or 1, H, R, random + 1, 6)."""
         if self.block % tiles.TILE:
             return None
         block = begin // self.block
-        drawn = self.drawn(int(block[-1]) + 1, extent)[:, :, block]
+        drawn = self.drawn(-(-length // self.block), extent)[:, :, block]
         ahead = 0 if extent.causal else self.window
         near = (block - self.window).clamp(min=0).expand_as(drawn[..., 0])[..., None]
         after = torch.cat([(block + ahead).expand_as(near[..., 0])[..., None], drawn], -1) + 1

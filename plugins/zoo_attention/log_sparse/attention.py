@@ -51,7 +51,7 @@ class LogSparseAttention(PatternAttention):
         distance = (i - j).abs()
         return (distance & (distance - 1) == 0) | (distance <= self.window)
 
-    def runs(self, begin: Tensor, stop: Tensor, extent: Extent) -> Tensor:
+    def runs(self, length: int, begin: Tensor, stop: Tensor, extent: Extent) -> Tensor:
         """The window of tiles of queries and the powers of two beyond it, (B or 1, 1, R, P, 6)."""
         reach, ahead = self.window, 0 if extent.causal else self.window
         low = (begin - reach).clamp(min=0)
@@ -65,7 +65,7 @@ class LogSparseAttention(PatternAttention):
                 last_step=1,
             )
         ]
-        past = [-power for power in powers_of_two(reach, int(stop[-1]))]
+        past = [-power for power in powers_of_two(reach, length)]
         for offset in (*past, *([] if extent.causal else [-power for power in past])):
             start = (begin + offset).clamp(min=0)
             count = (stop + offset).minimum(extent.count) - start

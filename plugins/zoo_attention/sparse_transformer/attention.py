@@ -53,11 +53,11 @@ class SparseTransformerAttention(PatternAttention):
         same = i // self.stride == j // self.stride
         return same | (j % self.stride >= self.stride - self.summary)
 
-    def runs(self, begin: Tensor, stop: Tensor, extent: Extent) -> Tensor:
+    def runs(self, length: int, begin: Tensor, stop: Tensor, extent: Extent) -> Tensor:
         """The tokens nearby, and the summaries if there are any, (B or 1, 1, R, P, 6)."""
         if self.strided:
             return self._reach(begin, stop, extent)
-        return torch.cat([self._own(begin, extent), self._summaries(begin, stop, extent)], -2)
+        return torch.cat([self._own(begin, extent), self._summaries(length, begin, extent)], -2)
 
     def apart(self, length: int, extent: Extent) -> list[tiles.Part]:
         """The columns, each token itself among them: runs of the tokens of one residue."""
@@ -99,9 +99,9 @@ class SparseTransformerAttention(PatternAttention):
         runs = tiles.run(start, count, first=first, first_step=int(extent.causal), last=last)
         return runs.flatten(-3, -2)
 
-    def _summaries(self, begin: Tensor, stop: Tensor, extent: Extent) -> Tensor:
+    def _summaries(self, length: int, begin: Tensor, extent: Extent) -> Tensor:
         """The last tokens of every block, (B or 1, 1, R, blocks, 6)."""
-        blocks = torch.arange(0, int(stop[-1]), self.stride, device=begin.device)
+        blocks = torch.arange(0, length, self.stride, device=begin.device)
         start = blocks + self.stride - self.summary
         count = (extent.count[..., None] - start).clamp(max=self.summary)
         first = (start - begin[:, None]) if extent.causal else torch.zeros_like(begin)[:, None]

@@ -2,8 +2,8 @@
 
 `zoo native --build` compiles them for this machine, once, which takes a C++ compiler and
 `pip install 'zoo-core[native]'`; they are never needed, and every process that starts later takes
-them where they compute the same: fp32 on a CPU, widths that are multiples of 16, outside compiled
-code and autocast. Everything else takes the plain path, and so does everything within
+them where they compute the same: fp32 on a CPU, widths that are multiples of 16, outside
+autocast. Everything else takes the plain path, and so does everything within
 `zoo_core.nn.choice.plain_only()`. What a batch holds has no say in it.
 
 They lie in `ZOO_NATIVE`, a directory, or where it is not set in the user's cache; ZOO_NATIVE=""
@@ -32,6 +32,7 @@ from torch import Tensor, nn
 from zoo_core.errors import NativeError
 from zoo_core.isolation import describe, one_line
 from zoo_core.nn import choice
+from zoo_core.nn.native import shapes
 
 #: The widths that kernels take are multiples of so many, which is the longest vector.
 STEP = 16
@@ -63,30 +64,41 @@ def suits(*tensors: Tensor) -> bool:
 def may_be_taken(*tensors: Tensor) -> bool:
     """Whether kernels may compute with such tensors now, whatever their dtypes and widths."""
     return (
-        # Compiled code fuses by itself, and what is exported or traced has to run elsewhere.
-        not torch.compiler.is_compiling()
+        # What is exported or traced has to run elsewhere.
+        not torch.compiler.is_exporting()
         and torch._C._get_tracing_state() is None
+        and not _transformed()
         and choice.kernels_allowed()
         # Autocast asks for half precision, which the other parts of a mechanism then give.
         and not torch.is_autocast_enabled("cpu")
         and all(
-            type(x) in (Tensor, nn.Parameter)
-            and x.device.type == "cpu"
-            and x.numel() > 0
-            # vmap has no rule for kernels, and torch.func.grad asks for a second derivative.
-            and not torch._C._functorch.is_functorch_wrapped_tensor(x)
+            type(x) in (Tensor, nn.Parameter) and x.device.type == "cpu" and x.numel() > 0
             for x in tensors
         )
         and loaded()
     )
 
 
-@cache
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _transformed() -> bool:
+    """Whether within vmap, grad or another transform of torch.func.
+
+    vmap has no rule for kernels, and grad asks for a second derivative.
+    """
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def loaded() -> bool:
     """Whether kernels built for this machine are there, and have been loaded.
 
     Warns, once, where they are there and cannot be.
     """
+    return _load()
+
+
+@cache
+def _load() -> bool:
     library = built()
     if library is None:
         return False
@@ -119,6 +131,7 @@ def problem(library: Path) -> str | None:
         if _digest(library) != _digest_file(library).read_text(encoding="ascii"):
             return f"{library} is not what was compiled"
         torch.ops.load_library(str(library))  # type: ignore[no-untyped-call]
+        shapes.register()
     except (OSError, RuntimeError, ValueError) as error:
         return one_line(f"{library} cannot be loaded ({error.__cause__ or error})")
     return None
@@ -161,7 +174,7 @@ def build() -> Path:
                 f"{library.parent} cannot be written ({describe(error)}); name another directory "
                 "in ZOO_NATIVE"
             ) from error
-    loaded.cache_clear()
+    _load.cache_clear()
     return library
 
 

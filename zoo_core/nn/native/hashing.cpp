@@ -83,7 +83,7 @@ Tensors windows(
   at::Tensor query = at::empty({B, H, R, C, size}, queries.options());
   at::Tensor key = at::empty({B, H, R, C, width}, queries.options());
   at::Tensor row = at::empty({B, H, R, N}, queries.options()), first = at::empty_like(row);
-  at::Tensor place = keys_of ? at::empty_like(row) : row;
+  at::Tensor place = at::empty_like(row);
   at::parallel_for(0, B * H * R, 1, [&](int64_t begin, int64_t end) {
     Sorted ours, theirs;
     std::vector<int64_t> order(N), starts(C);
@@ -95,10 +95,13 @@ Tensors windows(
       ours.order = chunks, ours.place = row.data_ptr<int64_t>() + u * N;
       ours.sort(N, number);
       std::fill(chunks + N, chunks + C * size, 0);
+      int64_t* places = place.data_ptr<int64_t>() + u * N;
       if (keys_of) {
         theirs.of = keys.data_ptr<int64_t>() + u * N, theirs.real = shown;
-        theirs.order = order.data(), theirs.place = place.data_ptr<int64_t>() + u * N;
+        theirs.order = order.data(), theirs.place = places;
         theirs.sort(N, number);
+      } else {
+        std::copy_n(ours.place, N, places);
       }
       const Sorted& other = keys_of ? theirs : ours;
       for (int64_t c = 0; c < C; c++) {
@@ -125,8 +128,8 @@ Tensors windows(
 TORCH_LIBRARY_FRAGMENT(zoo_core, library) {
   library.def("buckets(Tensor turned, int number) -> Tensor");
   library.def(
-      "windows(Tensor queries, Tensor? keys, Tensor? key_padding, int number, int size, "
-      "int width, int before) -> (Tensor, Tensor, Tensor?, Tensor, Tensor, Tensor)");
+      "windows(Tensor queries, Tensor? keys, Tensor? key_padding, int number, SymInt size, "
+      "SymInt width, int before) -> (Tensor, Tensor, Tensor?, Tensor, Tensor, Tensor)");
 }
 
 TORCH_LIBRARY_IMPL(zoo_core, CPU, library) {

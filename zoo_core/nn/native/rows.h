@@ -14,6 +14,7 @@ struct Rows {
 };
 
 inline Rows rows_of(const at::Tensor& x, int64_t b, int64_t h) {
+  TORCH_CHECK(x.stride(3) == 1, "the numbers of a row must lie side by side");
   return {x.data_ptr<float>() + b * x.stride(0) + h * x.stride(1), x.stride(2)};
 }
 

@@ -148,7 +148,7 @@ struct Runs {
         number(x.size(3)) {
     TORCH_CHECK(borders.size(0) == tiles + 1, "one border more than tiles");
     for (int64_t r = 0; r < tiles; r++)
-      TORCH_CHECK(0 < queries_of(r) && queries_of(r) <= TILE, "a tile of ", queries_of(r), " queries");
+      TORCH_CHECK(0 <= queries_of(r) && queries_of(r) <= TILE, "a tile of ", queries_of(r), " queries");
     TORCH_CHECK(this->borders[0] == 0 && this->borders[tiles] == queries, "tiles leave queries out");
   }
   int64_t queries_of(int64_t r) const { return borders[r + 1] - borders[r]; }

@@ -1,0 +1,86 @@
+"""What the kernels give, in shape and layout: all that a compiler has to know of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def register() -> None:
+    """Tell compilers, once the kernels are loaded."""
+    for name, shapes in _SHAPES.items():
+        torch.library.register_fake(f"zoo_core::{name}", shapes)
+
+
+def _host_layout(like: Tensor, width: int) -> Tensor:
+    """As many tokens as `like` (B, H, N, ...), stored as hosts do, tokens before heads."""
+    batch, heads, length, _ = like.shape
+    return like.new_empty(batch, length, heads, width).transpose(1, 2)
+
+
+def _softmax(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    """The output, and the logs of its denominators."""
+    return _host_layout(q, v.shape[-1]), q.new_empty(q.shape[:3])
+
+
+def _gradients(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, ...]:
+    return tuple(_host_layout(x, x.shape[-1]) for x in (q, k, v))
+
+
+def _linear(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """The output, its denominators and the memory."""
+    width = v.shape[-1]
+    memory = q.new_empty(*q.shape[:2], q.shape[-1], width + 1)
+    return _host_layout(q, width), q.new_empty(*q.shape[:3], 1), memory
+
+
+def _delta(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """The output, what each key found missing, and the last state."""
+    width = v.shape[-1]
+    state = q.new_empty(*q.shape[:2], q.shape[-1], width)
+    return _host_layout(q, width), q.new_empty(v.shape), state
+
+
+def _delta_backward(grad: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
+    return tuple(_host_layout(x, x.shape[-1]) for x in inputs[:4])
+
+
+def _buckets(turned: Tensor, number: int) -> Tensor:
+    batch, heads, length, rounds, _ = turned.shape
+    return turned.new_empty(batch, heads, rounds, length, dtype=torch.int64)
+
+
+def _windows(
+    queries: Tensor,
+    keys: Tensor | None,
+    key_padding: Tensor | None,
+    number: int,
+    size: int,
+    width: int,
+    before: int,
+) -> tuple[Tensor | None, ...]:
+    """The fields of `hashing.Windows`."""
+    *rounds, length = queries.shape
+    chunks = (length + size - 1) // size
+    query = queries.new_empty(*rounds, chunks, size)
+    key = queries.new_empty(*rounds, chunks, width)
+    real = None if key_padding is None else key.new_empty(key.shape, dtype=torch.bool)
+    row, place, first = (queries.new_empty(queries.shape) for _ in range(3))
+    return query, key, real, row, place, first
+
+
+_SHAPES: dict[str, Callable[..., Any]] = {
+    "tiles": _softmax,
+    "tiles_backward": _gradients,
+    "rounds_native": _softmax,
+    "rounds_native_backward": _gradients,
+    "linear": _linear,
+    "linear_backward": _gradients,
+    "delta": _delta,
+    "delta_backward": _delta_backward,
+    "buckets": _buckets,
+    "windows": _windows,
+}
