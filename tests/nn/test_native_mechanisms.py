@@ -25,7 +25,9 @@ LENGTHS = (1, 63, 64, 65, 300, 600)
 #: Options with which 600 tokens are many.
 OPTIONS: dict[str, dict[str, Any]] = {
     "bigbird": {"random": 1},
+    "clustered": {"clusters": 20},
     "delta": {"strength_from": "keys"},
+    "improved_clustered": {"clusters": 10, "topk": 20},
     "linear": {},
     "local": {"window": 20},
     "log_sparse": {"window": 10},
@@ -37,6 +39,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 #: Their hashing and their sorting have kernels, too.
 HASHED = ("lsh", "reformer")
+#: As has what finds their clusters.
+CLUSTERED = ("clustered", "improved_clustered")
 RECORDS = {record.name: record for record in zoo.mechanisms() if record.name in OPTIONS}
 #: Of the kit: what calls a mechanism and compares it with itself.
 RULES = (
@@ -125,8 +129,8 @@ def attend(module: nn.Module, length: int, *, padded: bool, **how: Any) -> list[
 
 
 def kernels_of(name: str) -> int:
-    """Forward and backward, and what hashes."""
-    return 4 if name in HASHED else 2
+    """Forward and backward, and what hashes or clusters."""
+    return 4 if name in HASHED else 3 if name in CLUSTERED else 2
 
 
 def kinds(name: str) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from zoo_core.nn import native
 from zoo_core.nn.precision import sum_dtype
 
 #: Tokens per cluster that k-means looks at; more of them hardly move the centroids.
@@ -78,6 +79,8 @@ def kmeans(x: Tensor, key_padding: Tensor | None, number: int, iterations: int) 
     iterations: Lloyd steps on at most SAMPLE * number tokens; 0 keeps the first centroids.
     x: at least fp32, and 0 at padding, which joins some cluster but moves none.
     """
+    if native.suits(x):
+        return find_clusters(x, key_padding, number, iterations)[0]
     position, real = spread(x, key_padding, SAMPLE * number)
     points = pick(x, position[:, None].expand(-1, x.shape[1], -1))
     position, used = spread(points, real, number)
@@ -86,6 +89,20 @@ def kmeans(x: Tensor, key_padding: Tensor | None, number: int, iterations: int) 
         members = _members(points, _nearest(points, centroids, used), real, number)
         centroids = _means(points, members, empty=centroids)
     return _nearest(x, centroids, used)
+
+
+def find_clusters(
+    x: Tensor, key_padding: Tensor | None, number: int, iterations: int
+) -> tuple[Tensor, Tensor]:
+    """What `cluster` gives, by a native kernel, without gradients: for x that `native.suits`.
+
+    Padding may hold anything.
+    """
+    number = min(number, x.shape[-2])
+    index, means = torch.ops.zoo_core.clusters(
+        native.rows(x), key_padding, number, iterations, SAMPLE * number
+    )
+    return index, means
 
 
 def _nearest(x: Tensor, centroids: Tensor, used: Tensor | None) -> Tensor:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo_core import Context, Site
-from zoo_core.nn import masks, softmax
+from zoo_core.nn import clustered, masks, native, softmax
 from zoo_core.nn.clustering import cluster, pick
 
 if TYPE_CHECKING:
@@ -39,6 +39,18 @@ class ClusteredAttention(nn.Module):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> Tensor:
         """q (B, H, N, D), k (B, H, N, D), v (B, H, N, E) -> (B, H, N, E)."""
         dropout = self.dropout if self.training else 0.0
+        if native.suits(q, k, v) and not dropout:
+            how = clustered.How(
+                clusters=self.clusters,
+                iterations=self.iterations,
+                topk=0,
+                scale=self.scale,
+                plain=lambda q, k, v: self._plain(q, k, v, ctx, 0.0),
+            )
+            return clustered.attend(q, k, v, ctx.key_padding, how)
+        return self._plain(q, k, v, ctx, dropout)
+
+    def _plain(self, q: Tensor, k: Tensor, v: Tensor, ctx: Context, dropout: float) -> Tensor:
         with torch.autocast(q.device.type, enabled=False):
             index, means = self._clusters(q, ctx)
             means, k, values = means.to(q.dtype), k.to(q.dtype), v.to(q.dtype)

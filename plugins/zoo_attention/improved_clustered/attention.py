@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zoo_core import Context, Site
-from zoo_core.nn import masks, softmax
+from zoo_core.nn import clustered, masks, native, softmax
 from zoo_core.nn.clustering import cluster, group, pick
 from zoo_core.nn.scores import dot_product
 
@@ -59,10 +59,24 @@ class ImprovedClusteredAttention(nn.Module):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> Tensor:
         """q (B, H, N, D), k (B, H, N, D), v (B, H, N, E) -> (B, H, N, E)."""
-        q, k, v = (masks.hide(x, ctx.key_padding) for x in (q, k, v))
         dropout = self.dropout if self.training else 0.0
+        if native.suits(q, k, v) and not dropout:
+            how = clustered.How(
+                clusters=self.clusters,
+                iterations=self.iterations,
+                topk=self.topk,
+                scale=self.scale,
+                plain=lambda q, k, v: self._plain(q, k, v, ctx.key_padding, 0.0),
+            )
+            return clustered.attend(q, k, v, ctx.key_padding, how)
+        return self._plain(q, k, v, ctx.key_padding, dropout)
+
+    def _plain(
+        self, q: Tensor, k: Tensor, v: Tensor, real: Tensor | None, dropout: float
+    ) -> Tensor:
+        q, k, v = (masks.hide(x, real) for x in (q, k, v))
         with torch.autocast(q.device.type, enabled=False):
-            keys = self._top_keys(q, k, ctx.key_padding)
+            keys = self._top_keys(q, k, real)
             # So few keys cost less in whole rows than copied for each block of queries.
             few = q.shape[-2] <= self.clusters * self.topk // 4
             attend = self._in_rows if few else self._in_blocks

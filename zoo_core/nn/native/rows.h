@@ -3,6 +3,9 @@
 
 #include <ATen/ATen.h>
 
+#include <optional>
+#include <vector>
+
 namespace zoo {
 
 // One head of one sample.
@@ -18,9 +21,27 @@ inline Rows rows_of(const at::Tensor& x, int64_t b, int64_t h) {
   return {x.data_ptr<float>() + b * x.stride(0) + h * x.stride(1), x.stride(2)};
 }
 
+// Has a row brought near, for later: rows lie too far apart for the processor to foresee the next.
+inline void fetch(const float* row, int64_t width) {
+  constexpr int64_t line = 64 / sizeof(float);
+  for (int64_t d = 0; d < width; d += line) __builtin_prefetch(row + d);
+}
+
 // As many tokens as `like`, in the layout of hosts, tokens before heads.
 inline at::Tensor host_layout(const at::Tensor& like, int64_t width) {
   return at::empty({like.size(0), like.size(2), like.size(1), width}, like.options()).transpose(1, 2);
+}
+
+// The real ones of a sample's tokens, by real (B, N); without it, all.
+inline std::vector<int64_t> real_tokens(
+    const std::optional<at::Tensor>& real, int64_t b, int64_t length) {
+  TORCH_CHECK(!real || (b < real->size(0) && real->size(1) == length), "padding of other tokens");
+  std::vector<int64_t> tokens;
+  tokens.reserve(length);
+  const bool* shown = real ? real->data_ptr<bool>() + b * real->stride(0) : nullptr;
+  for (int64_t i = 0, step = real ? real->stride(1) : 0; i < length; i++)
+    if (!shown || shown[i * step]) tokens.push_back(i);
+  return tokens;
 }
 
 }  // namespace zoo
