@@ -18,15 +18,10 @@ Length", 2024, arXiv:2406.06484.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-from typing import Any
-
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from zoo_core.nn import derivatives, gpu, kernels, native
+from zoo_core.nn import gpu, kernels
 from zoo_core.nn.feature_maps import FeatureMap
 from zoo_core.nn.parts import cut
 
@@ -55,11 +50,6 @@ def delta_rule(
         out = gpu.delta_rule(queries, keys, values, strengths, like=like)
         if out is not None:
             return out
-    tokens = queries, keys, values, strengths
-    return _by_kernel(*tokens) if _has_kernel(*tokens) else _in_chunks(*tokens)
-
-
-def _in_chunks(queries: Tensor, keys: Tensor, values: Tensor, strengths: Tensor) -> Tensor:
     q, k, v, b = _chunks(queries, keys, values, strengths)
     written, states = _write(_system(k, b), k, v)
     return _joined((q @ k.mT).tril() @ written + q @ states, values)
@@ -78,10 +68,7 @@ def delta_rule_both_ways(
         out = gpu.delta_rule_both_ways(queries, keys, values, strengths, like=like)
         if out is not None:
             return out
-    tokens = queries, keys, values, strengths
-    if _has_kernel(*tokens):
-        return (_by_kernel(*tokens) + _by_kernel(*tokens, backwards=True)) / 2
-    q, k, v, b = _chunks(*tokens)
+    q, k, v, b = _chunks(queries, keys, values, strengths)
     system, scores = _system(k, b), q @ k.mT
     there, states = _write(system, k, v)
     back, states_back = _write(system.mT, k, v, backwards=True)
@@ -104,11 +91,6 @@ def delta_rule_in_parts(
     cache. q (B, H, L, D), k (B, H, S, D), v (B, H, S, E), the latter two zero at padding;
     phi: (..., D) to (..., M), in the dtype of the strengths.
     """
-    if _has_kernel(q, k, v, strengths):
-        queries, keys = (phi(x) for x in (q, k))
-        if offset is None:
-            return delta_rule_both_ways(queries, keys, v, strengths)
-        return delta_rule(F.pad(queries, (0, 0, offset, 0)), keys, v, strengths)[..., offset:, :]
     out = v.new_empty(v.shape[0], q.shape[-2], v.shape[1], v.shape[-1]).transpose(1, 2)
     for heads in _groups(q):
         tokens = (x[:, heads] for x in (q, k, v, strengths))
@@ -117,48 +99,6 @@ def delta_rule_in_parts(
         else:
             _one_way(out[:, heads], phi, *tokens, offset=offset)
     return out
-
-
-def _by_kernel(
-    queries: Tensor, keys: Tensor, values: Tensor, strengths: Tensor, *, backwards: bool = False
-) -> Tensor:
-    out: Tensor = _Kernel.apply(queries, keys, values, strengths, backwards)[0]
-    return out
-
-
-class _Kernel(torch.autograd.Function):
-    """The native kernel; what its derivative needs are what each key found missing, and W."""
-
-    @staticmethod
-    def forward(
-        q: Tensor, k: Tensor, v: Tensor, b: Tensor, backwards: bool
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        out, errors, states = torch.ops.zoo_core.delta(*map(native.rows, (q, k, v, b)), backwards)
-        return out, errors, states
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        *tokens, ctx.backwards = inputs
-        ctx.mark_non_differentiable(*output[1:])
-        ctx.save_for_backward(*tokens, *output[1:])
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-        *tokens, errors, states = ctx.saved_tensors
-        if torch.is_grad_enabled():  # a derivative of the derivative is wanted
-            same = partial(_flipped, _in_chunks) if ctx.backwards else _in_chunks
-            return *derivatives.through(same, tokens, (grad,)), None
-        tensors = map(native.rows, (grad, *tokens, errors, states))
-        return *torch.ops.zoo_core.delta_backward(*tensors, ctx.backwards), None
-
-
-def _flipped(rule: Callable[..., Tensor], *tokens: Tensor) -> Tensor:
-    """A rule from right to left."""
-    return rule(*(x.flip(-2) for x in tokens)).flip(-2)
-
-
-def _has_kernel(q: Tensor, k: Tensor, v: Tensor, strengths: Tensor) -> bool:
-    return strengths.dtype is torch.float32 and native.suits(q, k, v)
 
 
 def _groups(q: Tensor) -> list[slice]:

@@ -15,6 +15,7 @@ Exact when: never; the output is no average of values.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -25,6 +26,7 @@ from zoo_core import Context, Site
 from zoo_core.errors import OptionError, UnsupportedCall
 from zoo_core.nn import feature_maps, masks
 from zoo_core.nn.fast_weights import delta_rule, delta_rule_both_ways, delta_rule_in_parts
+from zoo_core.nn.fast_weights_native import delta_rule_of_dpfp
 from zoo_core.nn.parts import streams
 from zoo_core.nn.precision import divide, sum_dtype
 
@@ -57,20 +59,35 @@ class DeltaAttention(nn.Module):
         zeros: the matrix starts at zero, and padding never touches it.
         """
         strengths = self._strengths(k, ctx)
-        wide = sum_dtype(q, k, v)
+        offset = ctx.query_offset if ctx.causal else None
+        attend = partial(self._attend, real=ctx.key_padding, offset=offset)
         with torch.autocast(q.device.type, enabled=False):
-            strengths = strengths.to(wide).sigmoid()
-            k, v, strengths = (masks.hide(x, ctx.key_padding) for x in (k, v, strengths))
-            if streams(q):
-                offset = ctx.query_offset if ctx.causal else None
-                return delta_rule_in_parts(self._features, q, k, v, strengths, offset=offset)
-            queries, keys = (self._features(x.to(wide)) for x in (q, k))
-            values = v.to(wide)
-            if ctx.causal:
-                out = one_way(queries, keys, values, strengths, offset=ctx.query_offset, like=v)
-            else:
-                out = delta_rule_both_ways(queries, keys, values, strengths, like=v)
-            return out.to(v.dtype)
+            tokens = (q, k, v, strengths.to(sum_dtype(q, k, v)).sigmoid())
+            out = delta_rule_of_dpfp(attend, *tokens, ctx.key_padding, nu=self.nu, offset=offset)
+            return attend(*tokens) if out is None else out
+
+    def _attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        strengths: Tensor,
+        *,
+        real: Tensor | None,
+        offset: int | None,
+    ) -> Tensor:
+        """By plain torch, or a GPU's kernel; both ways if offset is None."""
+        k, v, strengths = (masks.hide(x, real) for x in (k, v, strengths))
+        if streams(q):
+            return delta_rule_in_parts(self._features, q, k, v, strengths, offset=offset)
+        wide = strengths.dtype
+        queries, keys = (self._features(x.to(wide)) for x in (q, k))
+        values = v.to(wide)
+        if offset is None:
+            out = delta_rule_both_ways(queries, keys, values, strengths, like=v)
+        else:
+            out = one_way(queries, keys, values, strengths, offset=offset, like=v)
+        return out.to(v.dtype)
 
     def _strengths(self, k: Tensor, ctx: Context) -> Tensor:
         """Logits of b for every key, (B, H, S, 1).

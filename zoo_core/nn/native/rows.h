@@ -14,6 +14,7 @@ struct Rows {
   int64_t stride;
   float* operator[](int64_t i) const { return base + i * stride; }
   Rows from(int64_t i) const { return {base + i * stride, stride}; }
+  Rows right(int64_t column) const { return {base + column, stride}; }
 };
 
 inline Rows rows_of(const at::Tensor& x, int64_t b, int64_t h) {

@@ -9,6 +9,10 @@
 #include <utility>
 #include <vector>
 
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
 namespace zoo {
 
 // Numbers that begin at a cache line: a vector across two lines takes twice as long to load.
@@ -106,6 +110,51 @@ inline void turn_square(vec* x) {
   swap_apart<1>(x, Lanes{}), swap_apart<2>(x, Lanes{});
   if constexpr (W > 4) swap_apart<4>(x, Lanes{});
   if constexpr (W > 8) swap_apart<8>(x, Lanes{});
+}
+
+// Of pairs of vectors, the sums of numbers S apart, in the places of the one and of the other.
+template <int S, int... L>
+inline void add_apart(vec* x, std::integer_sequence<int, L...>) {
+  using Upper = std::integer_sequence<int, (L & S ? W + L - S : L)...>;
+  using Lower = std::integer_sequence<int, (L & S ? W + L : L + S)...>;
+  ZOO_UNROLL for (int i = 0; i < W; i += 2 * S)
+    x[i] = pick(x[i], x[i + S], Upper{}) + pick(x[i], x[i + S], Lower{});
+}
+
+// The sums of W vectors, side by side.
+inline vec sums_of(vec* x) {
+  using Lanes = std::make_integer_sequence<int, W>;
+  add_apart<1>(x, Lanes{}), add_apart<2>(x, Lanes{});
+  if constexpr (W > 4) add_apart<4>(x, Lanes{});
+  if constexpr (W > 8) add_apart<8>(x, Lanes{});
+  return x[0];
+}
+
+template <int... L>
+inline ivec lanes(std::integer_sequence<int, L...>) {
+  return ivec{L...};
+}
+
+// 0, 1, 2 ...
+inline ivec lanes() { return lanes(std::make_integer_sequence<int, W>{}); }
+
+// Writes the numbers of x that are not zero, and their y, side by side, and anything up to whole
+// vectors of both; gives how many there are.
+inline int64_t pack(vec x, ivec y, float* to, int32_t* to_y) {
+#if defined(__AVX512F__)
+  const __m512 numbers = (__m512)x;
+  const __mmask16 some = _mm512_cmp_ps_mask(numbers, _mm512_setzero_ps(), _CMP_NEQ_UQ);
+  store(to, (vec)_mm512_maskz_compress_ps(some, numbers));
+  *reinterpret_cast<ivec*>(to_y) = (ivec)_mm512_maskz_compress_epi32(some, (__m512i)y);
+  return __builtin_popcount(some);
+#else
+  int64_t n = 0;
+  for (int i = 0; i < W; i++) {  // which are zero cannot be foretold: no branch
+    to[n] = x[i], to_y[n] = y[i];
+    n += x[i] != 0;
+  }
+  return n;
+#endif
 }
 
 // to (width, lanes) = factor * rows^T: n rows by pointers, zeros in the lanes from n on.
