@@ -27,6 +27,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "bigbird": {"random": 1},
     "clustered": {"clusters": 20},
     "delta": {"strength_from": "keys"},
+    "dpfp": {},
     "improved_clustered": {"clusters": 10, "topk": 20},
     "linear": {},
     "local": {"window": 20},
@@ -41,6 +42,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 HASHED = ("lsh", "reformer")
 #: As has what finds their clusters.
 CLUSTERED = ("clustered", "improved_clustered")
+#: Without a kernel of their causal form.
+SEE_ALL = ("dpfp", "linear")
 RECORDS = {record.name: record for record in zoo.mechanisms() if record.name in OPTIONS}
 #: Of the kit: what calls a mechanism and compares it with itself.
 RULES = (
@@ -153,8 +156,7 @@ def test_kernels_compute_the_same(name: str, length: int, padded: bool) -> None:
         module = build(name, **how)
         with Taken() as taken:
             got = attend(module, length, padded=padded, **how)
-        # Causal linear attention has none.
-        if length == LENGTHS[-1] and (name != "linear" or not how.get("causal")):
+        if length == LENGTHS[-1] and (name not in SEE_ALL or not how.get("causal")):
             assert len(taken.names) == kernels_of(name), f"forward and backward of {how}"
         with Taken() as taken, choice.plain_only():
             wanted = attend(module, length, padded=padded, **how)

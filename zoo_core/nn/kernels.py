@@ -35,7 +35,7 @@ def attend(
     with torch.autocast(q.device.type, enabled=False):
         wide = sum_dtype(q, k, v)
         whole = sees_all(ctx, k)
-        in_parts = fits_parts(q) or kernels_in_parts.has_kernel(phi, q, k, v)
+        in_parts = fits_parts(q) or kernels_in_parts.kernel_of(phi, q, k, v) is not None
         if streams(q) or (not learned and whole and in_parts):
             chunk = None if whole else CHUNK
             return kernels_in_parts.attend(phi, q, k, v, ctx, wide, chunk=chunk)

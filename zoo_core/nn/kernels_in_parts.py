@@ -15,7 +15,7 @@ from torch import Tensor
 
 from zoo_core.attention import Context
 from zoo_core.nn import derivatives, masks, memories, native
-from zoo_core.nn.feature_maps import FeatureMap, elu_and_slope, elu_plus_one
+from zoo_core.nn.feature_maps import FeatureMap, dpfp, elu_and_slope, elu_plus_one
 from zoo_core.nn.parts import samples, spans
 from zoo_core.nn.precision import divide
 
@@ -51,8 +51,8 @@ def _attend(
     chunk: int | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The output, and what `_gradients` needs: normalisers (B, H, L, 1) and the memory."""
-    if chunk is None and has_kernel(phi, q, k, v):
-        out, total, memory = _kernel("linear", q, k, v, ctx.key_padding)
+    if chunk is None and (kernel := kernel_of(phi, q, k, v)):
+        out, total, memory = kernel("", q, k, v, ctx.key_padding)
         return out, total, memory
     batch, heads, length, width = *q.shape[:3], v.shape[-1]
     # In the layout of hosts, to whom merging the heads then costs nothing.
@@ -149,8 +149,8 @@ def _gradients(
     memory: Tensor,
 ) -> tuple[Tensor, ...]:
     """Gradients of q, k and v from that of the output, and what `_attend` gave."""
-    if has_kernel(phi, *inputs):
-        return _kernel("linear_backward", grad, *inputs, key_padding, out, total, memory)
+    if kernel := kernel_of(phi, *inputs):
+        return kernel("_backward", grad, *inputs, key_padding, out, total, memory)
     grads = tuple(torch.empty_like(x) for x in inputs)
     for few in samples(out):
         (q, k, v), (grad_q, grad_k, grad_v) = ([x[few] for x in xs] for xs in (inputs, grads))
@@ -238,13 +238,23 @@ def _memory_in_parts(
     return torch.cat([products, total.mT], -1)
 
 
-def has_kernel(phi: FeatureMap, q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether a native kernel computes that, of queries that see all keys."""
-    return phi is elu_plus_one and native.suits(q, k, v)
+def kernel_of(
+    phi: FeatureMap, q: Tensor, k: Tensor, v: Tensor
+) -> Callable[..., tuple[Tensor, ...]] | None:
+    """The native kernel of such features, if there is one to be taken; see `_call`."""
+    if not native.suits(q, k, v):
+        return None
+    if phi is elu_plus_one:
+        return partial(_call, "linear", ())
+    if isinstance(phi, partial) and phi.func is dpfp:
+        return partial(_call, "dpfp", (phi.keywords["nu"],))
+    return None
 
 
-def _kernel(name: str, *tensors: Tensor | None) -> tuple[Tensor, ...]:
-    """The native kernel of that name, which asks for the numbers of a row side by side."""
+def _call(
+    name: str, options: tuple[int, ...], pass_: str, *tensors: Tensor | None
+) -> tuple[Tensor, ...]:
+    """A kernel's forward ("") or "_backward", of tensors with the numbers of a row side by side."""
     rows = [x if x is None else native.rows(x) for x in tensors]
-    found: tuple[Tensor, ...] = getattr(torch.ops.zoo_core, name)(*rows)
+    found: tuple[Tensor, ...] = getattr(torch.ops.zoo_core, name + pass_)(*rows, *options)
     return found

@@ -9,7 +9,6 @@
 // time.
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -26,11 +25,6 @@ namespace {
 constexpr int64_t AHEAD = 2;   // tokens
 constexpr int64_t BLOCK = 32;  // tokens of one head, before those of the next: hosts store them so
 
-// Asks for a row that comes soon: tokens lie so far apart that nothing else foresees it.
-inline void expect(const float* row, int64_t width) {
-  for (int64_t i = 0; i < width; i += 16) __builtin_prefetch(row + i);
-}
-
 // What a call is about, and how it goes.
 struct Call {
   const at::Tensor &q, &k, &v, &b;
@@ -42,17 +36,6 @@ struct Call {
   const int64_t N = offset + q.size(2), M = Features::count(D, nu);  // N: tokens that are seen
   const int64_t ways = both ? 2 : 1;
   const float share = both ? 0.5f : 1;
-
-  // Runs f(sample, head, heads) for some heads of a sample from one on.
-  template <class F>
-  void over_heads(F f) const {
-    at::parallel_for(0, B * H, 1, [&](int64_t begin, int64_t end) {
-      for (int64_t some; begin < end; begin += some) {
-        some = std::min(end - begin, H - begin % H);
-        f(begin / H, begin % H, some);
-      }
-    });
-  }
 
   // A tensor (B, H, ways, rows, E) for the backward, or nothing.
   at::Tensor kept(int64_t rows, bool keep) const {
@@ -101,8 +84,8 @@ void write_and_read(const Call& x, const Head& head, Token& token, int64_t start
                     int64_t at, Rows out, float* state, float* errors) {
   for (int64_t step = start; step < stop; step++) {
     const int64_t t = head.token(step), soon = head.token(step + AHEAD);
-    expect(head.keys[soon], x.D), expect(head.values[soon] + at, V * W);
-    expect(head.queries[std::max(soon, x.offset)], x.D);
+    fetch(head.keys[soon], x.D), fetch(head.values[soon] + at, V * W);
+    fetch(head.queries[std::max(soon, x.offset)], x.D);
     if (head.is_written(t)) {
       token.key.read(head.keys[t]);
       const float factor = token.key.factor, strength = *head.strengths[t] * factor;
@@ -135,7 +118,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> rule(
   at::Tensor out = host_layout(q, x.E);
   // For the backward: what keys found missing, and W^T behind all tokens, some columns after others.
   at::Tensor errors = x.kept(x.N, keep), states = x.kept(x.M, keep);
-  x.over_heads([&](int64_t s, int64_t first, int64_t some) {
+  over_heads(x.B, x.H, [&](int64_t s, int64_t first, int64_t some) {
     Token token(x);
     Buffer own(some * size);
     for (int64_t way = 0; way < x.ways; way++) {
@@ -192,11 +175,11 @@ void go_back(const Call& x, const Head& head, Token& token, int64_t start, int64
   Features& key = token.key;
   for (int64_t step = stop - 1; step >= start; step--) {
     const int64_t t = head.token(step), soon = head.token(step - AHEAD);
-    expect(head.keys[soon], x.D), expect(of.keys[soon], x.D);
-    expect(of.values[soon] + at, V * W);
+    fetch(head.keys[soon], x.D), fetch(of.keys[soon], x.D);
+    fetch(of.values[soon] + at, V * W);
     if (head.is_read(soon)) {
-      expect(head.queries[soon], x.D), expect(of.queries[soon], x.D);
-      expect(of.out[soon] + at, V * W);
+      fetch(head.queries[soon], x.D), fetch(of.queries[soon], x.D);
+      fetch(of.out[soon] + at, V * W);
     }
     if (head.is_read(t)) {
       vec of_out[V];
@@ -240,7 +223,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> rule_backward(
   const int64_t size = x.M * x.E;
   at::Tensor grad_q = host_layout(q, x.D).zero_(), grad_k = host_layout(k, x.D).zero_();
   at::Tensor grad_v = host_layout(v, x.E).zero_(), grad_b = host_layout(b, 1).zero_();
-  x.over_heads([&](int64_t s, int64_t first, int64_t some) {
+  over_heads(x.B, x.H, [&](int64_t s, int64_t first, int64_t some) {
     Token token(x);
     Buffer own(some * size), of_own(some * size);
     for (int64_t way = 0; way < x.ways; way++) {
@@ -267,11 +250,11 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> rule_backward(
 
 TORCH_LIBRARY_FRAGMENT(zoo_core, library) {
   library.def(
-      "delta(Tensor q, Tensor k, Tensor v, Tensor b, Tensor? real, int nu, int offset, bool both, "
+      "delta(Tensor q, Tensor k, Tensor v, Tensor b, Tensor? real, int nu, SymInt offset, bool both, "
       "bool keep) -> (Tensor, Tensor, Tensor)");
   library.def(
       "delta_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor b, Tensor? real, "
-      "Tensor errors, Tensor states, int nu, int offset, bool both) "
+      "Tensor errors, Tensor states, int nu, SymInt offset, bool both) "
       "-> (Tensor, Tensor, Tensor, Tensor)");
 }
 

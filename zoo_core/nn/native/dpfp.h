@@ -6,15 +6,13 @@
 // of x needs that of no other feature, since they stay zero nearby, or have a factor that is.
 #pragma once
 
-#include <limits>
+#include <algorithm>
+#include <vector>
 
+#include "rows.h"
 #include "vectors.h"
 
 namespace zoo {
-
-// The total weight that counts as zero, as in zoo_core/nn/precision.py.
-constexpr float NEGLIGIBLE =
-    std::numeric_limits<float>::min() / std::numeric_limits<float>::epsilon();
 
 class Features {
  public:

@@ -8,7 +8,6 @@
 #include <torch/library.h>
 
 #include <algorithm>
-#include <limits>
 #include <optional>
 #include <vector>
 
@@ -19,10 +18,6 @@ namespace zoo {
 namespace {
 
 constexpr int64_t SOME = 32;  // tokens at once: their features and values fit L1
-
-// The total weight that counts as zero, as in zoo_core/nn/precision.py.
-constexpr float NEGLIGIBLE =
-    std::numeric_limits<float>::min() / std::numeric_limits<float>::epsilon();
 
 // elu(x) + 1; of NaN, NaN: comparisons with it give the second.
 inline vec features(vec x) {

@@ -2,11 +2,18 @@
 #pragma once
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 
+#include <algorithm>
+#include <limits>
 #include <optional>
 #include <vector>
 
 namespace zoo {
+
+// The total weight that counts as zero, as in zoo_core/nn/precision.py.
+constexpr float NEGLIGIBLE =
+    std::numeric_limits<float>::min() / std::numeric_limits<float>::epsilon();
 
 // One head of one sample.
 struct Rows {
@@ -43,6 +50,17 @@ inline std::vector<int64_t> real_tokens(
   for (int64_t i = 0, step = real ? real->stride(1) : 0; i < length; i++)
     if (!shown || shown[i * step]) tokens.push_back(i);
   return tokens;
+}
+
+// Runs f(sample, head, heads) for some heads of a sample from one on, in threads.
+template <class F>
+void over_heads(int64_t B, int64_t H, F f) {
+  at::parallel_for(0, B * H, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t some; begin < end; begin += some) {
+      some = std::min(end - begin, H - begin % H);
+      f(begin / H, begin % H, some);
+    }
+  });
 }
 
 }  // namespace zoo

@@ -37,15 +37,64 @@ def _linear(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor, T
     return _host_layout(q, width), q.new_empty(*q.shape[:3], 1), memory
 
 
-def _delta(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """The output, what each key found missing, and the last state."""
+def _dpfp(
+    q: Tensor, k: Tensor, v: Tensor, real: Tensor | None, nu: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As `_linear`, the memory in one row."""
     width = v.shape[-1]
-    state = q.new_empty(*q.shape[:2], q.shape[-1], width)
-    return _host_layout(q, width), q.new_empty(v.shape), state
+    memory = q.new_empty(*q.shape[:2], 2 * nu * q.shape[-1] * (width + 1))
+    return _host_layout(q, width), q.new_empty(*q.shape[:3], 1), memory
+
+
+def _delta(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    b: Tensor,
+    real: Tensor | None,
+    nu: int,
+    offset: int,
+    both: bool,
+    keep: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The output; what each key found missing, and the last states, if they are to be kept."""
+    batch, heads, length, features = q.shape
+    width = v.shape[-1]
+
+    def kept(rows: int) -> Tensor:
+        return q.new_empty(batch if keep else 0, heads, 2 if both else 1, rows, width)
+
+    return _host_layout(q, width), kept(offset + length), kept(2 * nu * features)
 
 
 def _delta_backward(grad: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
     return tuple(_host_layout(x, x.shape[-1]) for x in inputs[:4])
+
+
+def _clusters(
+    x: Tensor, real: Tensor | None, number: int, iterations: int, sample: int
+) -> tuple[Tensor, Tensor]:
+    """The cluster of each token, and the means."""
+    batch, heads, length, width = x.shape
+    index = x.new_empty(batch, heads, length, dtype=torch.int64)
+    return index, x.new_empty(batch, heads, number, width)
+
+
+def _clustered(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    real: Tensor | None,
+    index: Tensor,
+    means: Tensor,
+    topk: int,
+    scale: float,
+) -> tuple[Tensor, ...]:
+    """The output; top keys, share, rest and mass of each cluster, and each query's own mass."""
+    of_cluster, width = means.shape[:3], v.shape[-1]
+    top = q.new_empty(*of_cluster, topk, dtype=torch.int32)
+    share, rest, mass = (q.new_empty(*of_cluster, *more) for more in ((), (width,), ()))
+    return _host_layout(q, width), top, share, rest, mass, q.new_empty(q.shape[:3])
 
 
 def _buckets(turned: Tensor, number: int) -> Tensor:
@@ -79,8 +128,13 @@ _SHAPES: dict[str, Callable[..., Any]] = {
     "rounds_native_backward": _gradients,
     "linear": _linear,
     "linear_backward": _gradients,
+    "dpfp": _dpfp,
+    "dpfp_backward": _gradients,
     "delta": _delta,
     "delta_backward": _delta_backward,
+    "clusters": _clusters,
+    "clustered": _clustered,
+    "clustered_backward": _gradients,
     "buckets": _buckets,
     "windows": _windows,
 }
