@@ -73,6 +73,6 @@ class _Rule(torch.autograd.Function):
 
 def _call(name: str, *arguments: Any) -> tuple[Tensor, ...]:
     """The kernel of that name, which asks for the numbers of a row side by side."""
-    ready = (native.rows(x) if isinstance(x, Tensor) else x for x in arguments)
+    ready = [native.rows(x) if isinstance(x, Tensor) else x for x in arguments]
     found: tuple[Tensor, ...] = getattr(torch.ops.zoo_core, name)(*ready)
     return found
