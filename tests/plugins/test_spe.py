@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from zoo_attention.spe import SPE, codes
+from zoo_attention.spe import SPE, codes, sines
 from zoo_core import Context, Site
 from zoo_core.errors import OptionError, UnsupportedCall
 
@@ -211,18 +211,40 @@ def test_convolutional_codes_repeat_with_their_noise(monkeypatch, noise: int) ->
         assert_close(x_code, wanted, rtol=0, atol=1e-13)
 
 
+@pytest.mark.parametrize("gated", [False, True], ids=["bare", "gated"])
 @pytest.mark.parametrize("grid", [False, True], ids=["text", "grid"])
-def test_sines_come_out_alike_in_parts_and_by_batch(monkeypatch, grid: bool) -> None:
-    """A batch so large that it shares codes, and without gradients in parts."""
-    module, (q, k, v) = build(grid=grid, realizations=6), inputs(TOKENS + 3, batch=3)
+@pytest.mark.parametrize("size", [(1, 1), (9, 5), (100, 100)], ids=["tiny", "some", "whole"])
+def test_sines_come_out_alike_in_parts(
+    monkeypatch, size: tuple[int, int], grid: bool, gated: bool
+) -> None:
+    """Of few samples, and of so many that they share codes, and their gradients."""
+    for name, value in zip(("ROWS", "SHARED"), size, strict=True):
+        monkeypatch.setattr(sines, name, value)
+    module = build(grid=grid, prefix=PREFIX * gated, realizations=12, gated=gated)
+    ctx = Context(grid=GRID if grid else None, prefix=PREFIX * gated)
+    for batch in (1, 3):
+        q, k, _ = inputs(12 + PREFIX * gated, batch=batch)
+        with torch.no_grad():
+            got = module.encode(q, k, ctx)
+        leaves = [x.requires_grad_() for x in (q, k, *module.parameters())]
+        grads = [torch.randn_like(x) for x in got]
+        found = []
+        for at_once in (False, True):
+            with monkeypatch.context() as patch:
+                if at_once:
+                    patch.setattr(sines, "fits_parts", lambda _: False)
+                out = module.encode(q, k, ctx)
+            assert_close(out, got, rtol=0, atol=1e-12)
+            found.append(torch.autograd.grad(out, leaves, grads))
+        assert_close(*found, rtol=1e-12, atol=1e-11)
+
+
+@pytest.mark.parametrize("grid", [False, True], ids=["text", "grid"])
+def test_gradients_of_gradients(grid: bool) -> None:
+    module = build(grid=grid, realizations=3, sines=2)
     ctx = Context(grid=GRID if grid else None, prefix=PREFIX)
-    got = module(q, k, v, ctx)
-    monkeypatch.setattr(codes, "ENTRIES", 1)
-    monkeypatch.setattr(codes, "SHORTEST", 3)
-    with torch.no_grad():
-        alone = torch.cat([module(*(x[i : i + 1] for x in (q, k, v)), ctx) for i in range(3)])
-        assert_close(alone, got, rtol=0, atol=1e-12)
-        assert_close(module(q, k, v, ctx), got, rtol=0, atol=1e-12)
+    q, k, _ = (x.requires_grad_() for x in inputs())
+    assert torch.autograd.gradgradcheck(lambda q, k: module.encode(q, k, ctx), (q, k))
 
 
 def test_noise_is_saved() -> None:

@@ -78,17 +78,24 @@ class SPEAttention(nn.Module):
 
         The queries are those of the last L of the S tokens.
         """
-        q, k = self.encode(q, k, ctx)
+        q, k = self.encode(q, k, ctx, self._factor)
         if self.directions is None:
-            return kernels.attend(self._elu_plus_one, q, k, v, ctx)
+            return kernels.attend(feature_maps.elu_plus_one, q, k, v, ctx)
         return random_features.attend(self.directions, q, k, v, ctx, scale=self.scale)
 
     def attention_map(self, q: Tensor, k: Tensor, ctx: Context) -> Tensor:
         """The weights (B, H, L, S)."""
-        q, k = self.encode(q, k, ctx)
+        q, k = self.encode(q, k, ctx, self._factor)
         if self.directions is None:
-            return kernels.weights(self._elu_plus_one, q, k, ctx)
+            return kernels.weights(feature_maps.elu_plus_one, q, k, ctx)
         return random_features.weights(self.directions, q, k, ctx, scale=self.scale)
+
+    @property
+    def _factor(self) -> float:
+        """elu + 1 wants entries that are of the same size for every R, as in the paper."""
+        if self.directions is not None:
+            return 1.0
+        return math.sqrt(self.scale * math.sqrt(self.realizations))
 
     def redraw(self) -> None:
         """Draw new codes from torch's global generator, and new directions: a step of training."""
@@ -99,8 +106,10 @@ class SPEAttention(nn.Module):
             shape = self.directions.shape
             self.directions.copy_(random_features.orthogonal(*shape, norms="sqrt_d"))
 
-    def encode(self, q: Tensor, k: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
-        """q^ (B, H, L, R) and k^ (B, H, S, R), in at least fp32; padding holds zeros.
+    def encode(
+        self, q: Tensor, k: Tensor, ctx: Context, factor: float = 1.0
+    ) -> tuple[Tensor, Tensor]:
+        """q^ (B, H, L, R) and k^ (B, H, S, R) times factor, in at least fp32; padding holds zeros.
 
         Raises UnsupportedCall where the model has a grid and the call brings none like it.
         """
@@ -108,37 +117,23 @@ class SPEAttention(nn.Module):
         shape, prefix = self._layout(tokens, ctx)
         order = masks.align(ctx.key_padding)
         wide = precision.sum_dtype(q, k)
+        factor *= self.realizations**-0.5
         with torch.autocast(q.device.type, enabled=False):
-            gate = None if self.gate is None else self.gate.to(wide)
-            q = F.pad(q, (0, 0, tokens - queries, 0))
+            gate, free = (None if x is None else x.to(wide) for x in (self.gate, self.free))
+            free = None if free is None else free * factor
+            # sqrt(g), with a finite gradient
+            share = None if gate is None else (F.logsigmoid(gate) / 2).exp()
+            if queries < tokens:
+                q = F.pad(q, (0, 0, tokens - queries, 0))
             q, k = (order.front(x).to(wide) for x in (q, k))
             placed = slice(prefix, prefix + math.prod(shape))
-            codes = self.codes(
-                shape,
-                self._amplitude(gate, wide, q.device),
-                q[..., placed, :],
-                k[..., placed, :],
-            )
+            amplitude = self._amplitude(gate, wide, q.device) * factor
+            codes = self.codes(shape, amplitude, q[..., placed, :], k[..., placed, :], share, free)
             q, k = (
-                order.back(self._add_free(code, x, gate, prefix))
+                order.back(_with_others(code, x, share, free, prefix))
                 for x, code in zip((q, k), codes, strict=True)
             )
         return q[..., tokens - queries :, :], k
-
-    def _add_free(self, code: Tensor, x: Tensor, gate: Tensor | None, prefix: int) -> Tensor:
-        """Add to x times codes, (B, H, n, R), x (B, H, N, D) times that of no position.
-
-        It is all that tokens in the prefix get, and the gated part of the others.
-        """
-        length = x.shape[-2]
-        out = F.pad(code, (0, 0, prefix, length - prefix - code.shape[-2]))
-        if gate is None or self.free is None:
-            return out
-        share = (F.logsigmoid(gate) / 2).exp()[:, None]  # sqrt(g), with a finite gradient
-        if prefix:
-            first = torch.arange(length, device=x.device)[:, None] < prefix
-            share = share.masked_fill(first, 1)
-        return out + (x * share) @ (self.free.to(x.dtype) * self.realizations**-0.5)
 
     def _layout(self, tokens: int, ctx: Context) -> tuple[tuple[int, ...], int]:
         """The shape of the positions of this call, and how many tokens before it have none."""
@@ -152,11 +147,24 @@ class SPEAttention(nn.Module):
         return ctx.grid, ctx.prefix
 
     def _amplitude(self, gate: Tensor | None, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """The factor sqrt((1 - g) / R) of the codes, (H, D)."""
+        """What the gate leaves of the codes, sqrt(1 - g), (H, D)."""
         if gate is None:
-            return torch.full(self.shape, self.realizations**-0.5, dtype=dtype, device=device)
-        return (F.logsigmoid(-gate) / 2).exp() * self.realizations**-0.5
+            return torch.ones(self.shape, dtype=dtype, device=device)
+        return (F.logsigmoid(-gate) / 2).exp()
 
-    def _elu_plus_one(self, x: Tensor) -> Tensor:
-        """elu + 1 of entries that are of the same size for every R, as in the paper."""
-        return feature_maps.elu_plus_one(x * math.sqrt(self.scale * math.sqrt(self.realizations)))
+
+def _with_others(
+    code: Tensor, x: Tensor, share: Tensor | None, free: Tensor | None, prefix: int
+) -> Tensor:
+    """Put those of tokens without a cell around the results (B, H, n, R) of those with one.
+
+    x (B, H, N, D): all tokens. The first `prefix` get the code `free` (D, R) of no position, what
+    lies behind the cells its part, `share` (H, D).
+    """
+    end = prefix + code.shape[-2]
+    if code.shape[-2] == x.shape[-2]:
+        return code
+    if share is None or free is None:
+        return F.pad(code, (0, 0, prefix, x.shape[-2] - end))
+    behind = (x[..., end:, :] * share[:, None]) @ free
+    return torch.cat([x[..., :prefix, :] @ free, code, behind], -2)

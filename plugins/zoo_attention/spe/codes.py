@@ -17,19 +17,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from zoo_attention.spe.sines import Noise, encode
 from zoo_core import Site
 from zoo_core.nn import kernels
-from zoo_core.nn.parts import spans, streams
 
 #: Positions for which convolutional codes draw noise; beyond them it is taken from elsewhere.
 NOISE = 128
-
-#: Entries of codes, or of one factor of them, that are worked on at once without gradients.
-ENTRIES = 1 << 18
-#: Tokens that are worth a product of their own.
-SHORTEST = 16
-
-Waves = tuple[Tensor, Tensor]  # for cosines and for sines
 
 
 class SineCodes(nn.Module):
@@ -51,66 +44,25 @@ class SineCodes(nn.Module):
         self.register_buffer("noise", torch.randn(site.head_dim, 2 * sines, realizations))
 
     def forward(
-        self, shape: Sequence[int], amplitude: Tensor, q: Tensor, k: Tensor
+        self,
+        shape: Sequence[int],
+        amplitude: Tensor,
+        q: Tensor,
+        k: Tensor,
+        share: Tensor | None = None,
+        free: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Encode q, k (B, H, N, D) by codes of the cells of `shape`, times amplitude (H, D)."""
+        """Encode q, k (B, H, N, D) by codes of the cells of `shape`, times amplitude (H, D).
+
+        To the codes is added `free` (D, R) times share (H, D).
+        """
         dtype, device = amplitude.dtype, amplitude.device
         extents = torch.tensor(self.extents, dtype=dtype, device=device)
         turns = (2 / extents * self.frequencies.to(dtype)).tanh() * math.pi
-        axes = [torch.arange(size, dtype=dtype, device=device) for size in shape]
-        cells = torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).flatten(0, -2)
-        noises = self._noises(amplitude)
-        encoded = []
-        for part in self._parts(q):
-            angles = torch.einsum("na,hdka->hnkd", cells[part], turns)
-            waves = angles.cos(), angles.sin()
-            pairs = zip((q, k), noises, strict=True)
-            encoded.append([_encode(x[..., part, :], waves, noise) for x, noise in pairs])
-        q, k = (torch.cat(parts, -2) for parts in zip(*encoded, strict=True))
-        return q, k
-
-    def _noises(self, amplitude: Tensor) -> tuple[Waves, Waves]:
-        """What cosines and sines are multiplied by in codes of queries and keys, (H, K, D, R).
-
-        cos(x + offset) and sin(x + offset) are cos(x) and sin(x) turned by the offset, and so is
-        the noise in their place: both kinds of codes share their waves.
-        """
-        dtype = amplitude.dtype
         gains = F.softplus(self.gains.to(dtype)) / math.sqrt(self.gains.shape[-1])
-        gains = (gains * amplitude[..., None]).mT[..., None]
-        offsets = self.offsets.to(dtype).mT[..., None]
-        noises = self.noise.to(dtype).transpose(0, 1).chunk(2)
-        # Contiguous, or every product of them would copy them again.
-        cosines, sines = ((gains * noise).contiguous() for noise in noises)
-        turned = (
-            offsets.cos() * cosines + offsets.sin() * sines,
-            offsets.cos() * sines - offsets.sin() * cosines,
-        )
-        return (turned[0].contiguous(), turned[1].contiguous()), (cosines, sines)
-
-    def _parts(self, x: Tensor) -> list[slice]:
-        length = max(1, x.shape[-2])  # one part even of nothing: all tokens may be in the prefix
-        if not streams(x):
-            return [slice(0, length)]
-        row = self.gains.shape[0] * min(
-            x.shape[0] * self.gains[0].numel(), self.noise[:, 0].numel()
-        )
-        return spans(length, x, most=max(SHORTEST, ENTRIES // row))
-
-
-def _encode(x: Tensor, waves: Waves, noise: Waves) -> Tensor:
-    """sum_kd x_nd waves_nkd noise_kdr over cosines and sines: x (B, H, N, D) to (B, H, N, R).
-
-    waves (H, N, K, D) and noise (H, K, D, R) each. By the order of products that takes less room:
-    codes for the whole batch, or none at all.
-    """
-    if x.shape[0] * 2 * noise[0].shape[1] > noise[0].shape[-1]:
-        codes = torch.cat(waves, 2).permute(0, 3, 1, 2) @ torch.cat(noise, 1).transpose(1, 2)
-        return (x.permute(1, 2, 0, 3) @ codes.transpose(1, 2)).permute(2, 0, 1, 3)
-    x = x[..., None, :]
-    pairs = zip(waves, noise, strict=True)
-    cosines, sines = ((x * wave).flatten(-2) @ z.flatten(1, 2) for wave, z in pairs)
-    return cosines + sines
+        noise = Noise(self.noise.to(dtype), free, tuple(shape))
+        sizes = gains * amplitude[..., None]
+        return encode(q, k, turns, self.offsets.to(dtype), sizes, share, noise)
 
 
 class ConvolutionalCodes(nn.Module):
@@ -129,17 +81,28 @@ class ConvolutionalCodes(nn.Module):
         self.register_buffer("noise", torch.randn(site.head_dim, realizations, NOISE))
 
     def forward(
-        self, shape: Sequence[int], amplitude: Tensor, q: Tensor, k: Tensor
+        self,
+        shape: Sequence[int],
+        amplitude: Tensor,
+        q: Tensor,
+        k: Tensor,
+        share: Tensor | None = None,
+        free: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Encode q, k (B, H, N, D) by codes of the cells of `shape`, times amplitude (H, D)."""
+        """As `SineCodes.forward`."""
         if len(shape) == 1 and shape[0] > NOISE:
             codes = self._codes([NOISE], amplitude)
-            return _encode_in_turns(q, codes[0]), _encode_in_turns(k, codes[1])
-        codes = self._codes(shape, amplitude)[:, :, : q.shape[-2]]
-        q, k = (
-            torch.einsum("bhnd,hndr->bhnr", x, code) for x, code in zip((q, k), codes, strict=True)
-        )
-        return q, k
+            encoded = _encode_in_turns(q, codes[0]), _encode_in_turns(k, codes[1])
+        else:
+            codes = self._codes(shape, amplitude)[:, :, : q.shape[-2]]
+            encoded = (
+                torch.einsum("bhnd,hndr->bhnr", q, codes[0]),
+                torch.einsum("bhnd,hndr->bhnr", k, codes[1]),
+            )
+        if share is None or free is None:
+            return encoded
+        still = share[:, None]
+        return encoded[0] + (q * still) @ free, encoded[1] + (k * still) @ free
 
     def _codes(self, shape: Sequence[int], amplitude: Tensor) -> Tensor:
         """Codes of queries and keys for the n cells of `shape`, (2, H, n, D, R)."""
