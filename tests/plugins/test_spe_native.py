@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from zoo_attention.spe import SPE, sines
+from zoo_attention.spe.waves import Noise
 from zoo_core import Context, Site
 from zoo_core.nn import choice, native
 
@@ -65,13 +66,13 @@ def check(module: nn.Module, q: Tensor, k: Tensor, ctx: Context = ALONE) -> None
 @pytest.fixture
 def only_kernels(monkeypatch) -> None:
     """What the plain path cannot do without is missing, as long as kernels are allowed."""
-    plain = sines._factors
+    plain = sines.make_factors
 
     def factors(*args: Any) -> Any:
         assert not choice.kernels_allowed()
         return plain(*args)
 
-    monkeypatch.setattr(sines, "_factors", factors)
+    monkeypatch.setattr(sines, "make_factors", factors)
 
 
 @pytest.mark.usefixtures("only_kernels")
@@ -187,7 +188,7 @@ def test_a_second_derivative_takes_the_plain_path() -> None:
 
 def test_it_is_taken() -> None:
     assert native.loaded()
-    noise = sines.Noise(torch.randn(16, 6, 32), None, (9,))
+    noise = Noise(torch.randn(16, 6, 32), None, (9,))
     assert sines._has_kernel(*tokens(9), noise)
     assert not sines._has_kernel(*tokens(8), noise)
     assert not sines._has_kernel(*tokens(9, width=8), noise)

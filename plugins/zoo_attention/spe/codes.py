@@ -17,7 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zoo_attention.spe.sines import Noise, encode
+from zoo_attention.spe.sines import encode
+from zoo_attention.spe.waves import Noise
 from zoo_core import Site
 from zoo_core.nn import kernels
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from zoo_attention.spe.waves import Noise, make_factors, make_waves, make_waves_in_place
 from zoo_core.nn import derivatives, native
 from zoo_core.nn.parts import cut, fits_parts
 
@@ -29,23 +29,6 @@ SHARED = 32
 #: Gradients of x (B, H, N, D); of amplitudes, of phases, and of phases times places on each axis,
 #: (H, 2 + A, K, D); of s (H, D).
 Pulled = tuple[Tensor, Tensor, Tensor]
-
-
-@dataclass(frozen=True, eq=False)
-class Noise:
-    """What has no gradient: C and then S (D, 2 K, R); F (D, R), or None for zeros.
-
-    shape: of the cells.
-    """
-
-    waves: Tensor
-    free: Tensor | None
-    shape: tuple[int, ...]
-
-    def cells(self) -> Tensor:
-        """Their places, (N, A)."""
-        axes = [torch.arange(size, device=self.waves.device) for size in self.shape]
-        return torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).flatten(0, -2)
 
 
 def encode(
@@ -116,8 +99,8 @@ def _at_once(
     noise: Noise,
 ) -> tuple[Tensor, Tensor]:
     """The same by single operations."""
-    waves = _waves(noise.cells()[: q.shape[-2]], turns, still)
-    factors = _factors(offsets, amplitudes, noise)
+    waves = make_waves(noise.cells()[: q.shape[-2]], turns, still)
+    factors = make_factors(offsets, amplitudes, noise)
     return _multiply(q, waves, factors[0]), _multiply(k, waves, factors[1])
 
 
@@ -141,9 +124,9 @@ def _in_parts(
     groups, spans = _cut(q, SHARED if shared else ROWS // B)
     for heads in groups:
         own = None if still is None else still[heads]
-        factors = _factors(offsets[heads], amplitudes[heads], noise)
+        factors = make_factors(offsets[heads], amplitudes[heads], noise)
         for span in spans:
-            waves = _waves_at(cells[span], turns[heads], own)
+            waves = make_waves_in_place(cells[span], turns[heads], own)
             for x, factor, to in zip((q, k), factors, out, strict=True):
                 to[:, heads, span] = _multiply(x[:, heads, span], waves, factor)
     return out[0], out[1]
@@ -153,51 +136,6 @@ def _cut(x: Tensor, tokens: int) -> tuple[list[slice], list[slice]]:
     """Heads and tokens of x (B, H, N, D) to work on at once, together so many for each thread."""
     tokens = max(1, tokens) * torch.get_num_threads()
     return cut(x.shape[1], tokens // x.shape[2]), cut(x.shape[2], tokens)
-
-
-def _waves(cells: Tensor, turns: Tensor, still: Tensor | None) -> Tensor:
-    """Cosines, sines and s of cells (n, A), by turns (H, D, K, A): (H, n, J = 2 K [+ 1], D)."""
-    angles = _angles(cells, turns)
-    waves = [angles.cos(), angles.sin()]
-    if still is not None:
-        waves.append(still[:, None, None].expand(-1, cells.shape[0], -1, -1))
-    return torch.cat(waves, 2)
-
-
-def _angles(cells: Tensor, turns: Tensor) -> Tensor:
-    angles = cells.to(turns.dtype) @ turns.permute(0, 3, 2, 1).flatten(2)
-    return angles.unflatten(-1, (turns.shape[2], turns.shape[1]))
-
-
-def _waves_at(cells: Tensor, turns: Tensor, still: Tensor | None) -> Tensor:
-    """`_waves` without gradients, each written to its place at once."""
-    angles, rows = _angles(cells, turns), turns.shape[2]
-    waves = angles.new_empty(*angles.shape[:2], 2 * rows + (still is not None), angles.shape[3])
-    torch.cos(angles, out=waves[:, :, :rows])
-    torch.sin(angles, out=waves[:, :, rows : 2 * rows])
-    if still is not None:
-        waves[:, :, -1] = still[:, None]
-    return waves
-
-
-def _factors(offsets: Tensor, amplitudes: Tensor | None, noise: Noise) -> tuple[Tensor, Tensor]:
-    """What `_waves` are multiplied by for queries and for keys, (H, J, D, R) each.
-
-    cos(x + o) and sin(x + o) are cos(x) and sin(x) turned by o, and so is the noise in their place:
-    both share their waves. offsets, amplitudes (H, D, K); None means 1.
-    """
-    cosines, sines = noise.waves.transpose(0, 1).chunk(2)
-    if amplitudes is not None:
-        size = amplitudes.mT[..., None]
-        cosines, sines = size * cosines, size * sines
-    along, across = offsets.cos().mT[..., None], offsets.sin().mT[..., None]
-    turned = [along * cosines + across * sines, along * sines - across * cosines]
-    straight = [x.expand_as(turned[0]) for x in (cosines, sines)]
-    if noise.free is not None:
-        free = noise.free.expand(offsets.shape[0], 1, -1, -1)
-        turned.append(free)
-        straight.append(free)
-    return torch.cat(turned, 1), torch.cat(straight, 1)
 
 
 def _shares(batch: int, rows: int, realizations: int) -> bool:
@@ -249,9 +187,9 @@ def _pull_in_parts(
     groups, spans = _cut(tokens[0], ROWS // tokens[0].shape[0])
     for heads in groups:
         own, sizes = None if still is None else still[heads], amplitudes[heads].mT
-        factors = _factors(offsets[heads], None, noise)
+        factors = make_factors(offsets[heads], None, noise)
         for span in spans:
-            waves = _waves_at(cells[span], turns[heads], own)
+            waves = make_waves_in_place(cells[span], turns[heads], own)
             for x, grad, factor, (of_x, *sums) in zip(tokens, grads, factors, pulled, strict=True):
                 x, grad = (y[:, heads, span].transpose(0, 1) for y in (x, grad))
                 found, *some = _pull(grad, x, waves, factor, sizes, cells[span])
