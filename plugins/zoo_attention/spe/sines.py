@@ -21,10 +21,8 @@ from zoo_attention.spe.waves import Noise, make_factors, make_waves, make_waves_
 from zoo_core.nn import derivatives, native
 from zoo_core.nn.parts import cut, fits_parts
 
-#: Tokens, of all heads and samples, whose products with sinusoids a thread works on at once.
-ROWS = 128
-#: Tokens, of all heads, whose codes it works on at once, where the batch shares them.
-SHARED = 32
+#: Entries of codes, or of products of tokens with sinusoids, that a thread works on at once.
+ENTRIES = 1 << 18
 
 #: Gradients of x (B, H, N, D); of amplitudes, of phases, and of phases times places on each axis,
 #: (H, 2 + A, K, D); of s (H, D).
@@ -120,8 +118,7 @@ def _in_parts(
     # In the layout of hosts.
     out = [q.new_empty(B, N, H, noise.waves.shape[-1]).transpose(1, 2) for _ in range(2)]
     cells = noise.cells()
-    shared = _shares(B, *noise.waves.shape[1:])
-    groups, spans = _cut(q, SHARED if shared else ROWS // B)
+    groups, spans = _cut(q, noise, shared=_shares(B, *noise.waves.shape[1:]))
     for heads in groups:
         own = None if still is None else still[heads]
         factors = make_factors(offsets[heads], amplitudes[heads], noise)
@@ -132,10 +129,13 @@ def _in_parts(
     return out[0], out[1]
 
 
-def _cut(x: Tensor, tokens: int) -> tuple[list[slice], list[slice]]:
-    """Heads and tokens of x (B, H, N, D) to work on at once, together so many for each thread."""
-    tokens = max(1, tokens) * torch.get_num_threads()
-    return cut(x.shape[1], tokens // x.shape[2]), cut(x.shape[2], tokens)
+def _cut(x: Tensor, noise: Noise, *, shared: bool = False) -> tuple[list[slice], list[slice]]:
+    """Heads and tokens of x (B, H, N, D) to work on at once; shared: by codes of all samples."""
+    B, H, N, _ = x.shape
+    width, rows, realizations = noise.waves.shape
+    entries = width * (realizations if shared else B * rows)
+    tokens = max(1, ENTRIES * torch.get_num_threads() // entries)
+    return cut(H, tokens // N), cut(N, tokens)
 
 
 def _shares(batch: int, rows: int, realizations: int) -> bool:
@@ -146,8 +146,11 @@ def _shares(batch: int, rows: int, realizations: int) -> bool:
 def _multiply(x: Tensor, waves: Tensor, factors: Tensor) -> Tensor:
     """sum_jd x_nd waves_njd factors_jdr: x (B, H, n, D) to (B, H, n, R)."""
     if _shares(x.shape[0], waves.shape[2] // 2 * 2, factors.shape[-1]):
-        codes = waves.permute(0, 3, 1, 2) @ factors.transpose(1, 2)
-        return (x.permute(1, 2, 0, 3) @ codes.transpose(1, 2)).permute(2, 0, 1, 3)
+        pairs = waves.permute(0, 3, 1, 2), factors.transpose(1, 2)
+        codes = torch.bmm(*(y.flatten(0, 1) for y in pairs))
+        codes = codes.unflatten(0, (x.shape[1], x.shape[3])).transpose(1, 2)
+        encoded = torch.bmm(x.permute(1, 2, 0, 3).flatten(0, 1), codes.flatten(0, 1))
+        return encoded.unflatten(0, (x.shape[1], x.shape[2])).permute(2, 0, 1, 3)
     products = (x.transpose(0, 1)[..., None, :] * waves[:, None]).flatten(-2).flatten(1, 2)
     encoded = products @ factors.flatten(1, 2)
     return encoded.unflatten(1, (x.shape[0], x.shape[2])).transpose(0, 1)
@@ -184,7 +187,7 @@ def _pull_in_parts(
     H, D, K, A = turns.shape
     pulled = [(torch.empty_like(x), x.new_zeros(H, 2 + A, K, D), x.new_zeros(H, D)) for x in tokens]
     cells = noise.cells().to(turns.dtype)
-    groups, spans = _cut(tokens[0], ROWS // tokens[0].shape[0])
+    groups, spans = _cut(tokens[0], noise)
     for heads in groups:
         own, sizes = None if still is None else still[heads], amplitudes[heads].mT
         factors = make_factors(offsets[heads], None, noise)
