@@ -34,7 +34,10 @@ IN_MODELS = ("softmax", "linear", "performer", "linformer", "nystromformer", "lo
 #: Those with native kernels, measured with and without them.
 WITH_KERNELS = (
     "bigbird",
+    "clustered",
     "delta",
+    "dpfp",
+    "improved_clustered",
     "linear",
     "local",
     "log_sparse",
@@ -43,6 +46,7 @@ WITH_KERNELS = (
     "pooling",
     "reformer",
     "sparse_transformer",
+    "spe",
 )
 #: So many mechanisms share the calls of fused softmax in one race.
 TOGETHER = 13

@@ -43,7 +43,7 @@ def dense(q: Tensor, k: Tensor, v: Tensor, real: Tensor | None, nu: int) -> Tens
 
 
 def attend(*tokens: Tensor, real: Tensor | None = None, nu: int = 1) -> Tensor:
-    assert kernels_in_parts._kernel(partial(dpfp, nu=nu), *tokens) is not None
+    assert kernels_in_parts.kernel_of(partial(dpfp, nu=nu), *tokens) is not None
     return kernels.attend(partial(dpfp, nu=nu), *tokens, Context(key_padding=real))
 
 

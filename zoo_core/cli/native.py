@@ -12,7 +12,7 @@ from zoo_core.cli.output import Cell
 
 
 @click.command("native")
-@click.option("--build", is_flag=True, help="Compile them; takes about half a minute, once.")
+@click.option("--build", is_flag=True, help="Compile them; takes about a minute, once.")
 @click.option("--json", is_flag=True, help="Print a JSON object.")
 def command(build: bool, json: bool) -> None:
     """Show whether native kernels for this machine's CPU are built, or compile them.
@@ -33,7 +33,7 @@ def _build() -> None:
     from zoo_core.nn import native
 
     try:
-        with output.working("compiling for half a minute"):
+        with output.working("compiling for about a minute"):
             native.build()
     except NativeError as error:
         for note in getattr(error, "__notes__", ()):

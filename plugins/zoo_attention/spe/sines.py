@@ -44,7 +44,7 @@ def encode(
     None as noise.free. All in one dtype, fp32 or fp64, with autocast off.
     """
     parameters = turns, offsets, amplitudes, still
-    if not fits_parts(q) or q.shape[-2] == 0:
+    if q.shape[-2] == 0 or not (fits_parts(q) or _has_kernel(q, k, noise)):
         return _at_once(q, k, *parameters, noise=noise)
     if not torch.is_grad_enabled():
         return _in_parts(q, k, *parameters, noise)
@@ -255,7 +255,7 @@ class _Tables:
 
     def call(self, name: str, which: int, *tensors: Tensor) -> Any:
         """A kernel for queries, 0, or keys, 1: the numbers of a row must lie side by side."""
-        rows = map(native.rows, tensors)
+        rows = [native.rows(x) for x in tensors]
         kernel = getattr(torch.ops.zoo_core, name)
         return kernel(*rows, self.shape, self.halves, self.phases[which], *self.others)
 

@@ -1,7 +1,6 @@
 // Attention of clusters of queries to all keys, and of each query to the top keys of its cluster;
 // see zoo_core/nn/clustered.py.
 
-#include <ATen/ATen.h>
 #include <torch/library.h>
 
 #include <algorithm>

@@ -1,7 +1,6 @@
 // What the kernels of clustered attention share: the tokens of a head, cluster by cluster.
 #pragma once
 
-#include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
 #include <algorithm>

@@ -1,6 +1,5 @@
 // The derivative of clustered.cpp.
 
-#include <ATen/ATen.h>
 #include <torch/library.h>
 
 #include <algorithm>

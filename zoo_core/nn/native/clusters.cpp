@@ -3,7 +3,6 @@
 //
 // Members are added up as soon as they are known: no matrix of tokens and clusters is made.
 
-#include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <torch/library.h>
 

@@ -8,7 +8,6 @@
 // are not zero cost anything. The rows of W know nothing of each other, so that some are taken at a
 // time.
 
-#include <ATen/ATen.h>
 #include <torch/library.h>
 
 #include <algorithm>

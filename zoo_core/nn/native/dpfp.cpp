@@ -4,7 +4,6 @@
 // Token by token: of the features only those that are not zero cost anything. The columns of values
 // know nothing of each other, so that some are taken at a time.
 
-#include <ATen/ATen.h>
 #include <torch/library.h>
 
 #include <algorithm>

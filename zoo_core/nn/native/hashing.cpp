@@ -1,7 +1,9 @@
 // Sorting tokens by bucket, and laying out who sees whom; see zoo_core/nn/hashing.py.
 
-#include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <torch/library.h>
 
 #include <algorithm>

@@ -3,7 +3,6 @@
 //
 // Tokens outermost and heads within, as hosts store them: what a thread reads lies together.
 
-#include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <torch/library.h>
 

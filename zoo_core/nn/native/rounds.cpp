@@ -2,7 +2,6 @@
 //
 // A head's rounds run one after the other, and each adds to the numerators and denominators that the earlier ones left.
 
-#include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <torch/library.h>
 

@@ -97,6 +97,20 @@ def _clustered(
     return _host_layout(q, width), top, share, rest, mass, q.new_empty(q.shape[:3])
 
 
+def _sines(x: Tensor, shape: list[int], halves: Tensor, *others: Any) -> Tensor:
+    noise = others[2]
+    return _host_layout(x, noise.shape[-1])
+
+
+def _sines_backward(
+    grad: Tensor, x: Tensor, shape: list[int], halves: Tensor, *others: Any
+) -> tuple[Tensor, Tensor]:
+    """The gradient of x, and of all else in one row for each head."""
+    axes, heads, _, of_axis = halves.shape
+    size = (2 + axes) * of_axis + x.shape[-1]
+    return _host_layout(x, x.shape[-1]), x.new_empty([heads, size])
+
+
 def _buckets(turned: Tensor, number: int) -> Tensor:
     batch, heads, length, rounds, _ = turned.shape
     return turned.new_empty(batch, heads, rounds, length, dtype=torch.int64)
@@ -135,6 +149,8 @@ _SHAPES: dict[str, Callable[..., Any]] = {
     "clusters": _clusters,
     "clustered": _clustered,
     "clustered_backward": _gradients,
+    "sines": _sines,
+    "sines_backward": _sines_backward,
     "buckets": _buckets,
     "windows": _windows,
 }

@@ -8,7 +8,6 @@
 //
 //     code(+t) = E + O,   code(-t) = E - O,   E = F + sum_k cos(w t) C',   O = sum_k sin(w t) S'.
 
-#include <ATen/ATen.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -199,7 +198,7 @@ at::Tensor encode(
 
 TORCH_LIBRARY_FRAGMENT(zoo_core, library) {
   library.def(
-      "sines(Tensor x, int[] shape, Tensor halves, Tensor phases, Tensor amplitudes, Tensor noise, "
+      "sines(Tensor x, SymInt[] shape, Tensor halves, Tensor phases, Tensor amplitudes, Tensor noise, "
       "Tensor? still, Tensor? free) -> Tensor");
 }
 

@@ -3,7 +3,6 @@
 // First the products of tokens' gradients with the noise, g_n . C_dk and g_n . S_dk: what x and all
 // parameters get are sums over these, each times a few numbers.
 
-#include <ATen/ATen.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -216,7 +215,7 @@ std::tuple<at::Tensor, at::Tensor> encode_backward(
 
 TORCH_LIBRARY_FRAGMENT(zoo_core, library) {
   library.def(
-      "sines_backward(Tensor grad, Tensor x, int[] shape, Tensor halves, Tensor phases, "
+      "sines_backward(Tensor grad, Tensor x, SymInt[] shape, Tensor halves, Tensor phases, "
       "Tensor amplitudes, Tensor noise, Tensor? still, Tensor? free) -> (Tensor, Tensor)");
 }
 

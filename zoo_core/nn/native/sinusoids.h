@@ -1,7 +1,6 @@
 // Sinusoids of cells of a grid, followed from run to run of cells; see sines.cpp.
 #pragma once
 
-#include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
 #include <algorithm>

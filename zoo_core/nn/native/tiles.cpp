@@ -1,6 +1,5 @@
 // Softmax attention of tiles of queries to runs of keys; see zoo_core/nn/tiles.py.
 
-#include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <torch/library.h>
 
