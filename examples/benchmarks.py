@@ -43,6 +43,7 @@ WITH_KERNELS = (
     "log_sparse",
     "low_rank_band",
     "lsh",
+    "nystromformer",
     "pooling",
     "reformer",
     "sparse_transformer",

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import zoo_core as zoo
 from zoo_core.attention import Context
-from zoo_core.nn import choice
+from zoo_core.nn import choice, softmax
 from zoo_core.nn.sparse import SparseAttention
 from zoo_core.nn.windows import Window
 from zoo_core.testing import compare, mechanism_checks
@@ -165,6 +165,20 @@ def test_kernels_compute_the_same(name: str, length: int, padded: bool) -> None:
             wanted = attend(module, length, padded=padded, **how)
         assert not taken.names
         check_agrees(got, wanted)
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
+def test_nystromformer_takes_them_for_many_tokens(padded: bool) -> None:
+    """Where none is padding; fused softmax is faster otherwise."""
+    [record] = zoo.mechanisms("nystromformer")
+    site = zoo.Site(dim=2 * WIDTH, heads=2, head_dim=WIDTH, scale=0.3, max_len=2 * softmax.MANY)
+    module = record.factory(site, record.options()).eval()
+    for length in (softmax.MANY - 1, softmax.MANY + 70):
+        with Taken() as taken:
+            got = attend(module, length, padded=padded)
+        assert len(taken.names) == (0 if padded or length < softmax.MANY else 2)
+        with choice.plain_only():
+            check_agrees(got, attend(module, length, padded=padded))
 
 
 @pytest.mark.parametrize("name", OPTIONS)

@@ -149,3 +149,21 @@ def test_a_second_derivative_is_refused_in_words() -> None:
     out = tiles.attend(x, x, x, LAYOUTS["all"], torch.tensor([0, 64, 100]), scale=SCALE)
     with pytest.raises(UnsupportedCall, match=r"has no second derivative; .*plain_only"):
         torch.autograd.grad(out.sum(), x, create_graph=True)
+
+
+@pytest.mark.parametrize("length", [1, 64, 130])
+@pytest.mark.parametrize("keys", [1, 64, 300])
+def test_all_may_be_seen(length: int, keys: int) -> None:
+    q, k, v = (torch.randn(2, 2, n, 16) for n in (length, keys, keys))
+    all_of_them = torch.ones(2, 2, length, keys, dtype=torch.bool)
+    found = tiles.attend_all(q, k, v, scale=SCALE)
+    torch.testing.assert_close(found, dense(q, k, v, all_of_them), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("leading", [0, 1, 64, 65, 130, 200])
+def test_borders_begin_tiles(leading: int) -> None:
+    """At each multiple of TILE and behind the leading queries, the last one at the end."""
+    edges = tiles.borders(130, leading, torch.device("cpu")).tolist()
+    wanted = {0, 64, 128, 130} | ({leading} if leading < 130 else set())
+    assert set(edges) == wanted
+    assert edges == sorted(edges)

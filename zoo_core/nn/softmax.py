@@ -8,8 +8,11 @@ from torch import Tensor, nn
 
 from zoo_core.attention import Context
 from zoo_core.mechanism import Supports
-from zoo_core.nn import masks
+from zoo_core.nn import masks, tiles
 from zoo_core.nn.scores import dot_product, mask_of
+
+#: Queries or keys from which on `attend_compressed` takes a native kernel.
+MANY = 2048
 
 
 def attend(
@@ -45,6 +48,26 @@ def attend(
         bias = ctx.bias.to(q.dtype)
         mask = bias if mask is None else bias.masked_fill(~mask, float("-inf"))
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=scale)
+
+
+def attend_compressed(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    ctx: Context,
+    *,
+    scale: float,
+    dropout: float = 0.0,
+    finite: bool = False,
+) -> Tensor:
+    """`attend` where few queries, or keys, stand for many, without bias or causality.
+
+    The fused kernel is made for as many queries as keys: without padding, a native one is faster.
+    """
+    whole = ctx.key_padding is None and not dropout
+    if whole and max(q.shape[-2], k.shape[-2]) >= MANY and tiles.suits(q, k, v):
+        return tiles.attend_all(q, k, v, scale=scale)
+    return attend(q, k, v, ctx, scale=scale, dropout=dropout, finite=finite)
 
 
 def weights(q: Tensor, k: Tensor, ctx: Context, *, scale: float) -> Tensor:

@@ -62,6 +62,14 @@ def attend(
     return attend_union(q, k, v, [Part(runs, borders)], scale=scale)
 
 
+def attend_all(q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> Tensor:
+    """As `attend`, where every query sees every key."""
+    edges = borders(q.shape[-2], 0, q.device)
+    first = torch.zeros_like(edges[:-1])
+    runs = run(first, first + k.shape[-2])[None, None]
+    return attend(q, k, v, runs, edges, scale=scale)
+
+
 def attend_union(q: Tensor, k: Tensor, v: Tensor, parts: Sequence[Part], *, scale: float) -> Tensor:
     """As `attend`, to what any of the parts shows, which must show no pair twice."""
     layouts = [_layout(x, q.shape[1]) for x in parts]

@@ -50,14 +50,16 @@ class NystromformerAttention(nn.Module):
         segments = landmarks.split(ctx.key_padding, self.landmarks, k)
         few_q, few_k = segments.mean(q), segments.mean(k)
         real, seen = Context(key_padding=ctx.key_padding), Context(key_padding=segments.seen)
-        pooled = softmax.attend(few_q.to(q.dtype), k, v, real, scale=self.scale)
+        pooled = softmax.attend_compressed(few_q.to(q.dtype), k, v, real, scale=self.scale)
         # A few samples at a time, so that none of the many products leaves the cache.
         parts = samples(few_q) if streams(q) else [slice(None)]
         unmixed = [self._unmix(few_q, few_k, pooled, segments.seen, few) for few in parts]
         pooled = torch.cat(unmixed).to(v.dtype)
         dropout = self.dropout if self.training else 0.0
         few_k = few_k.to(k.dtype)
-        out = softmax.attend(q, few_k, pooled, seen, scale=self.scale, dropout=dropout, finite=True)
+        out = softmax.attend_compressed(
+            q, few_k, pooled, seen, scale=self.scale, dropout=dropout, finite=True
+        )
         if self.conv is not None:
             out = out + convolve(v, self.conv, ctx)
         return out.to(v.dtype)

@@ -196,36 +196,34 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> attend_backward(
   at::Tensor grad_q = host_layout(q, D);
   at::Tensor grad_k = host_layout(k, D).zero_(), grad_v = host_layout(v, E).zero_();
   const float unit = static_cast<float>(scale) * LOG2_E;
-  // A head's tiles one after the other: they add to the same keys.
-  at::parallel_for(0, B * H, 1, [&](int64_t begin, int64_t end) {
+  // A head's tiles one after the other, since they add to the same keys, each for all heads of a
+  // thread: hosts store a token's side by side.
+  over_heads(B, H, [&](int64_t b, int64_t first, int64_t some) {
     Tile tile;
-    for (int64_t u = begin; u < end; u++) {
-      const int64_t b = u / H, h = u % H;
+    for (int64_t u = 0; u < runs.tiles * some; u++) {
+      const int64_t r = u / some, h = first + u % some;
       const Rows of_k = rows_of(grad_k, b, h), of_v = rows_of(grad_v, b, h);
-      for (int64_t r = 0; r < runs.tiles; r++) {
-        const int64_t start = runs.borders[r], n = runs.queries_of(r);
-        const Rows queries = rows_of(q, b, h).from(start), results = rows_of(out, b, h).from(start);
-        const Rows grads = rows_of(grad, b, h).from(start), of_q = rows_of(grad_q, b, h).from(start);
-        tile.prepare(runs.at(b, h, r), runs.number, n, k.size(2), rows_of(k, b, h),
-                     rows_of(v, b, h));
+      const int64_t start = runs.borders[r], n = runs.queries_of(r);
+      const Rows queries = rows_of(q, b, h).from(start), results = rows_of(out, b, h).from(start);
+      const Rows grads = rows_of(grad, b, h).from(start), of_q = rows_of(grad_q, b, h).from(start);
+      tile.prepare(runs.at(b, h, r), runs.number, n, k.size(2), rows_of(k, b, h), rows_of(v, b, h));
 
-        tile.turn(tile.queries, queries, n, D, unit);
-        tile.against(tile.scores, tile.keys, tile.queries, D);
-        const float* masses = mass.data_ptr<float>() + (b * H + h) * N + start;
-        by_vectors(tile.lanes, [&]<int V>() { weigh_again<V>(tile, masses, n); });
-        const auto value = [&](int64_t j) { return of_v[tile.seen.key[j]]; };
-        tile.spread(value, tile.scores, grads.base, grads.stride, n, E);
+      tile.turn(tile.queries, queries, n, D, unit);
+      tile.against(tile.scores, tile.keys, tile.queries, D);
+      const float* masses = mass.data_ptr<float>() + (b * H + h) * N + start;
+      by_vectors(tile.lanes, [&]<int V>() { weigh_again<V>(tile, masses, n); });
+      const auto value = [&](int64_t j) { return of_v[tile.seen.key[j]]; };
+      tile.spread(value, tile.scores, grads.base, grads.stride, n, E);
 
-        vec common[TILE / W] = {};
-        for (int64_t i = 0; i < n; i++) common[i / W][i % W] = dot(grads[i], results[i], E);
-        tile.turn(tile.grads, grads, n, E, 1.f);
-        tile.against(tile.of_scores, tile.values, tile.grads, E);
-        by_vectors(tile.lanes, [&]<int V>() { tile.pull<V>(common, static_cast<float>(scale)); });
-        const auto key = [&](int64_t j) { return of_k[tile.seen.key[j]]; };
-        tile.spread(key, tile.of_scores, queries.base, queries.stride, n, D);
-        tile.mix(tile.of_scores, tile.keys, n, D);
-        for (int64_t i = 0; i < n; i++) std::copy_n(tile.out.data() + i * D, D, of_q[i]);
-      }
+      vec common[TILE / W] = {};
+      for (int64_t i = 0; i < n; i++) common[i / W][i % W] = dot(grads[i], results[i], E);
+      tile.turn(tile.grads, grads, n, E, 1.f);
+      tile.against(tile.of_scores, tile.values, tile.grads, E);
+      by_vectors(tile.lanes, [&]<int V>() { tile.pull<V>(common, static_cast<float>(scale)); });
+      const auto key = [&](int64_t j) { return of_k[tile.seen.key[j]]; };
+      tile.spread(key, tile.of_scores, queries.base, queries.stride, n, D);
+      tile.mix(tile.of_scores, tile.keys, n, D);
+      for (int64_t i = 0; i < n; i++) std::copy_n(tile.out.data() + i * D, D, of_q[i]);
     }
   });
   return {grad_q, grad_k, grad_v};
