@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -96,10 +96,16 @@ def _at_once(
     *,
     noise: Noise,
 ) -> tuple[Tensor, Tensor]:
-    """The same by single operations."""
+    """The same by single operations, which compilers fuse if sinusoids are not put together."""
     waves = make_waves(noise.cells()[: q.shape[-2]], turns, still)
+    rows = [wave.shape[2] for wave in waves]
     factors = make_factors(offsets, amplitudes, noise)
-    return _multiply(q, waves, factors[0]), _multiply(k, waves, factors[1])
+
+    def multiplied(x: Tensor, factor: Tensor) -> Tensor:
+        pairs = zip(waves, factor.split(rows, 1), strict=True)
+        return reduce(torch.add, [_multiply(x, wave, own) for wave, own in pairs])
+
+    return multiplied(q, factors[0]), multiplied(k, factors[1])
 
 
 def _in_parts(

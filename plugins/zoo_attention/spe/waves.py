@@ -25,13 +25,13 @@ class Noise:
         return torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).flatten(0, -2)
 
 
-def make_waves(cells: Tensor, turns: Tensor, still: Tensor | None) -> Tensor:
-    """Cosines, sines and s of cells (n, A), by turns (H, D, K, A): (H, n, J = 2 K [+ 1], D)."""
+def make_waves(cells: Tensor, turns: Tensor, still: Tensor | None) -> list[Tensor]:
+    """Cosines and sines of cells (n, A), by turns (H, D, K, A), and s: (H, n, K or 1, D) each."""
     angles = _angles(cells, turns)
     found = [angles.cos(), angles.sin()]
     if still is not None:
         found.append(still[:, None, None].expand(-1, cells.shape[0], -1, -1))
-    return torch.cat(found, 2)
+    return found
 
 
 def _angles(cells: Tensor, turns: Tensor) -> Tensor:
@@ -43,7 +43,7 @@ def _angles(cells: Tensor, turns: Tensor) -> Tensor:
 
 
 def make_waves_in_place(cells: Tensor, turns: Tensor, still: Tensor | None) -> Tensor:
-    """`make_waves` without gradients, each written to its place at once."""
+    """`make_waves` without gradients, side by side, (H, n, J = 2 K [+ 1], D)."""
     angles, rows = _angles(cells, turns), turns.shape[2]
     waves = angles.new_empty(*angles.shape[:2], 2 * rows + (still is not None), angles.shape[3])
     torch.cos(angles, out=waves[:, :, :rows])
