@@ -64,7 +64,7 @@ SPE = Mechanism(
         arxiv="2105.08399",
     ),
     time="n*d*realizations",
-    memory="n*d*realizations",
+    memory="(n + 500)*(d+realizations)",
     supports=Supports(key_padding=True, causal=True, weights=True, grid="optional"),
     options=SPEOptions,
     swap="needs-training",
