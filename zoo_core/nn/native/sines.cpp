@@ -166,7 +166,7 @@ at::Tensor encode(
   at::Tensor out = host_layout(x, R);
   const std::vector<Run> runs = runs_of(shape, 2 * PAIRS);
   const int64_t count = static_cast<int64_t>(runs.size());
-  over_heads(H, parts_for(H, count), count, [&](int64_t h, int64_t, int64_t first, int64_t last) {
+  over_parts(H, parts_for(H, count), count, [&](int64_t h, int64_t, int64_t first, int64_t last) {
     Sinusoids sinusoids(halves, phases, h, 2 * PAIRS);
     const Distances distances(sinusoids.half_step());
     const float* amplitude = amplitudes.data_ptr<float>() + h * n;
@@ -183,7 +183,8 @@ at::Tensor encode(
         for (int64_t i = 0; i < samples; i++)
           take(work.x.data() + i * D * 2 * Distances::PLACES, work.nothing.data(),
                rows_of(x, b + i, h), runs[u], pairs, D);
-        (samples == 2 ? encode_run<2> : encode_run<1>)(work, distances, re.data(), im.data(), noise.data_ptr<float>(),
+        const auto encode_all = samples == 2 ? encode_run<2> : encode_run<1>;
+        encode_all(work, distances, re.data(), im.data(), noise.data_ptr<float>(),
                    still ? still->data_ptr<float>() + h * D : nullptr,
                    free ? free->data_ptr<float>() : nullptr, pairs, D, K, R);
         for (int64_t i = 0; i < samples; i++)

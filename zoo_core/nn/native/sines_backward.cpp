@@ -195,7 +195,7 @@ std::tuple<at::Tensor, at::Tensor> encode_backward(
   const int64_t count = static_cast<int64_t>(runs.size()), parts = parts_for(H, count);
   const int64_t size = (2 + halves.size(0)) * n + D;
   std::vector<double> sums(H * parts * size);
-  over_heads(H, parts, count, [&](int64_t h, int64_t part, int64_t first, int64_t last) {
+  over_parts(H, parts, count, [&](int64_t h, int64_t part, int64_t first, int64_t last) {
     Sinusoids sinusoids(halves, phases, h, SOME);
     Waves waves(sinusoids.half_step(), amplitudes.data_ptr<float>() + h * n);
     Pull pull(D, K, R);

@@ -98,14 +98,15 @@ class Sinusoids {
   }
 };
 
-// Runs f(head, part, first run, last run + 1), for parts that keep all threads at work.
+// Into how many parts to cut the runs of a head, to keep all threads at work.
 inline int64_t parts_for(int64_t H, int64_t runs) {
   const int64_t threads = at::get_num_threads();
   return threads == 1 ? 1 : std::clamp<int64_t>((4 * threads + H - 1) / H, 1, runs);
 }
 
+// Runs f(head, part, first run, last run + 1).
 template <class F>
-void over_heads(int64_t H, int64_t parts, int64_t runs, F f) {
+void over_parts(int64_t H, int64_t parts, int64_t runs, F f) {
   at::parallel_for(0, H * parts, 1, [&](int64_t begin, int64_t end) {
     for (int64_t u = begin; u < end; u++) {
       const int64_t part = u % parts;
