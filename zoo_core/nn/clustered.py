@@ -52,9 +52,8 @@ class _Native(torch.autograd.Function):
     def forward(
         q: Tensor, k: Tensor, v: Tensor, key_padding: Tensor | None, how: How
     ) -> tuple[Tensor, ...]:
-        q, k, v = map(native.rows, (q, k, v))
         found = find_clusters(q, key_padding, how.clusters, how.iterations)
-        out, *kept = torch.ops.zoo_core.clustered(q, k, v, key_padding, *found, *_sizes(k, how))
+        out, *kept = native.call("clustered", q, k, v, key_padding, *found, *_sizes(k, how))
         return out, *found, *kept
 
     @staticmethod
@@ -68,9 +67,7 @@ class _Native(torch.autograd.Function):
         q, k, v, *found = ctx.saved_tensors
         if torch.is_grad_enabled():
             return *derivatives.through(ctx.how.plain, (q, k, v), (grad,)), None, None
-        grads = torch.ops.zoo_core.clustered_backward(
-            *map(native.rows, (grad, q, k, v)), *found, *_sizes(k, ctx.how)
-        )
+        grads = native.call("clustered_backward", grad, q, k, v, *found, *_sizes(k, ctx.how))
         return *grads, None, None
 
 

@@ -99,9 +99,8 @@ def find_clusters(
     Padding may hold anything.
     """
     number = min(number, x.shape[-2])
-    index, means = torch.ops.zoo_core.clusters(
-        native.rows(x), key_padding, number, iterations, SAMPLE * number
-    )
+    sample = SAMPLE * number
+    index, means = native.call("clusters", x, key_padding, number, iterations, sample)
     return index, means
 
 

@@ -37,7 +37,8 @@ def delta_rule_of_dpfp(
     if torch.is_grad_enabled():
         out: Tensor = _Rule.apply(q, k, v, strengths, key_padding, plain, how)[0]
         return out
-    return _call("delta", q, k, v, strengths, key_padding, *how, False)[0]
+    found: tuple[Tensor, ...] = native.call("delta", q, k, v, strengths, key_padding, *how, False)
+    return found[0]
 
 
 class _Rule(torch.autograd.Function):
@@ -53,7 +54,10 @@ class _Rule(torch.autograd.Function):
         plain: Plain,
         how: tuple[int, int, bool],
     ) -> tuple[Tensor, ...]:
-        return _call("delta", q, k, v, strengths, key_padding, *how, True)
+        found: tuple[Tensor, ...] = native.call(
+            "delta", q, k, v, strengths, key_padding, *how, True
+        )
+        return found
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -67,12 +71,5 @@ class _Rule(torch.autograd.Function):
         if torch.is_grad_enabled():  # a derivative of the derivative is wanted
             grads = derivatives.through(ctx.plain, tensors[:4], (grad,))
         else:
-            grads = _call("delta_backward", grad, *tensors, *ctx.how)
+            grads = native.call("delta_backward", grad, *tensors, *ctx.how)
         return *grads, None, None, None
-
-
-def _call(name: str, *arguments: Any) -> tuple[Tensor, ...]:
-    """The kernel of that name, which asks for the numbers of a row side by side."""
-    ready = [native.rows(x) if isinstance(x, Tensor) else x for x in arguments]
-    found: tuple[Tensor, ...] = getattr(torch.ops.zoo_core, name)(*ready)
-    return found

@@ -254,7 +254,6 @@ def kernel_of(
 def _call(
     name: str, options: tuple[int, ...], pass_: str, *tensors: Tensor | None
 ) -> tuple[Tensor, ...]:
-    """A kernel's forward ("") or "_backward", of tensors with the numbers of a row side by side."""
-    rows = [x if x is None else native.rows(x) for x in tensors]
-    found: tuple[Tensor, ...] = getattr(torch.ops.zoo_core, name + pass_)(*rows, *options)
+    """A kernel's forward ("") or "_backward"."""
+    found: tuple[Tensor, ...] = native.call(name + pass_, *tensors, *options)
     return found

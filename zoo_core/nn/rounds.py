@@ -234,8 +234,7 @@ class _Native(torch.autograd.Function):
         q: Tensor, k: Tensor, v: Tensor, seen: Windows, scale: float, spare_self: bool
     ) -> tuple[Tensor, Tensor]:
         layout = _for_kernel(seen, scale, spare_self)
-        tensors = [native.rows(x) for x in (q, k, v)]
-        out, mass = torch.ops.zoo_core.rounds_native(*tensors, *layout)
+        out, mass = native.call("rounds_native", q, k, v, *layout)
         return out, mass
 
     setup_context = _Fused.setup_context
@@ -244,8 +243,8 @@ class _Native(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, mass: Any) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
             return _Fused.backward(ctx, grad, mass)
-        tensors = [native.rows(x) for x in (grad, *ctx.saved_tensors)]
-        grads = torch.ops.zoo_core.rounds_native_backward(*tensors, *_for_kernel(*ctx.how))
+        tensors = (grad, *ctx.saved_tensors)
+        grads = native.call("rounds_native_backward", *tensors, *_for_kernel(*ctx.how))
         return *grads, None, None, None
 
 

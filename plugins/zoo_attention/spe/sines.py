@@ -79,10 +79,6 @@ class _Encode(torch.autograd.Function):
             if not torch.is_grad_enabled():
                 return *_gradients(grads, *tensors, noise), None
             # A derivative of the derivative is wanted.
-            *inputs, still = tensors
-            if still is None:
-                at_once = partial(_at_once, still=None, noise=noise)
-                return *derivatives.through(at_once, inputs, grads), None, None
             return *derivatives.through(partial(_at_once, noise=noise), tensors, grads), None
 
 
@@ -260,10 +256,9 @@ class _Tables:
         self.others = [None if x is None else x.contiguous() for x in others]
 
     def call(self, name: str, which: int, *tensors: Tensor) -> Any:
-        """A kernel for queries, 0, or keys, 1: the numbers of a row must lie side by side."""
-        rows = [native.rows(x) for x in tensors]
-        kernel = getattr(torch.ops.zoo_core, name)
-        return kernel(*rows, self.shape, self.halves, self.phases[which], *self.others)
+        """A kernel for queries, 0, or keys, 1."""
+        phases = self.phases[which]
+        return native.call(name, *tensors, self.shape, self.halves, phases, *self.others)
 
 
 def _circle(angles: Tensor, at: int) -> Tensor:

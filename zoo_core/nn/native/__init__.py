@@ -25,6 +25,7 @@ import warnings
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -301,3 +302,10 @@ def _files(*patterns: str) -> list[Path]:
 def rows(x: Tensor) -> Tensor:
     """x (..., width) with the numbers of a row side by side, which kernels ask for."""
     return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def call(name: str, *arguments: Any) -> Any:
+    """The kernel of that name, of arguments whose tensors have `rows`."""
+    # A list: a generator among the arguments of a call is more than torch.compile follows.
+    ready = [rows(x) if isinstance(x, Tensor) else x for x in arguments]
+    return getattr(torch.ops.zoo_core, name)(*ready)

@@ -39,10 +39,6 @@ struct Grads {
         of_means(x.C * x.D, 0.f) {}
 };
 
-inline void add(float* to, const float* from, int64_t width) {
-  for (int64_t e = 0; e < width; e += W) store(to + e, load(to + e) + load(from + e));
-}
-
 // common: of each query, its output times that one's gradient, summed; weights then times `share`.
 template <int V>
 void halfway(Buffer& scores, const Buffer& of_scores, float share, vec* common) {
@@ -126,7 +122,7 @@ void pull_clusters(Head& head, Grads& grads) {
       const auto key = [&](int64_t j) { return grads.of_k[tokens[j]]; };
       head.spread(key, head.of_scores, head.means + c * x.D, x.D, n, x.D);
       head.mix(head.of_scores, head.keys, n, x.D);
-      add(grads.of_means.data() + c * x.D, head.out.data(), n * x.D);
+      add(grads.of_means.data() + c * x.D, 1.f, head.out.data(), n * x.D);
     }
   });
 }
@@ -140,7 +136,7 @@ void pull_means(const Head& head, Grads& grads) {
     for (int64_t d = 0; size && d < D; d += W)
       store(of_mean + d, load(of_mean + d) / static_cast<float>(size));
     for (int64_t i = 0; i < size; i++)
-      add(grads.of_q[head.members.order[head.members.start[c] + i]], of_mean, D);
+      add(grads.of_q[head.members.order[head.members.start[c] + i]], 1.f, of_mean, D);
   }
 }
 
@@ -161,7 +157,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> attend_backward(
       head.see_top(c);
       head.members.parts(c, [&](const int64_t* at, int64_t n) {
         for (int64_t i = 0; i < n; i++)
-          add(grads.of_rest.data() + c * x.E, grads.of_out[at[i]], x.E);
+          add(grads.of_rest.data() + c * x.E, 1.f, grads.of_out[at[i]], x.E);
         if (head.T > 0) pull_part(head, grads, c, at, n, copies);
       });
     }

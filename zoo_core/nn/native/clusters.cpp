@@ -73,7 +73,7 @@ struct Clusters : Scores {
       by_vectors(lanes, [&]<int V>() { largest<V>(scores.data(), offsets.data(), C, found); });
       for (int64_t j = 0; j < n; j++) {
         float* to = sums.data() + found[j] * width;
-        for (int64_t d = 0; d < width; d += W) store(to + d, load(to + d) + load(lines[j] + d));
+        add(to, 1.f, lines[j], width);
         sizes[found[j]]++;
         f(tokens[i + j], found[j]);
       }

@@ -56,7 +56,7 @@ struct Head {
   Head(const Call& x, int64_t s, int64_t h, int64_t way)
       : queries(rows_of(x.q, s, h).from(-x.offset)), keys(rows_of(x.k, s, h)),
         values(rows_of(x.v, s, h)), strengths(rows_of(x.b, s, h)),
-        real(x.real ? x.real->data_ptr<bool>() + s * x.real->stride(0) : nullptr),
+        real(real_of(x.real, s)),
         N(x.N), offset(x.offset), way(way) {}
 
   int64_t token(int64_t step) const {

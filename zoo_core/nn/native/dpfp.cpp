@@ -31,7 +31,7 @@ struct Call {
   const int64_t size = M * (E + 1);  // of a memory: of some columns after others, then the total
 
   bool is_real(int64_t s, int64_t t) const {
-    return !real || real->data_ptr<bool>()[s * real->stride(0) + t];
+    return !real || real_of(real, s)[t];
   }
 
   // Runs f(head, memory, first token, last token + 1) for blocks of tokens and some heads.

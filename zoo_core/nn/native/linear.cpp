@@ -58,10 +58,6 @@ int64_t list(std::vector<int64_t>& tokens, const bool* real, int64_t first, int6
   return first;
 }
 
-const bool* real_of(const std::optional<at::Tensor>& real, int64_t b) {
-  return real ? real->data_ptr<bool>() + b * real->stride(0) : nullptr;
-}
-
 // memory (D, E), total (D): sums over some tokens of phi(k) v^T and of phi(k).
 void remember(Some& some, const std::vector<int64_t>& tokens, Rows k, Rows v, int64_t D, int64_t E,
               float* memory, float* total) {
@@ -153,13 +149,6 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> attend(
            total.data_ptr<float>() + (b * H + h) * L + first, last - first, at, at + D * E, D, E);
   });
   return {out, total, memory};
-}
-
-// to (E, D) = from^T, whose D rows are `apart` numbers apart.
-void turn(float* to, const float* from, int64_t apart, int64_t D, int64_t E) {
-  std::vector<const float*> rows(D);
-  for (int64_t d = 0; d < D; d++) rows[d] = from + d * apart;
-  turn_rows(to, D, rows.data(), D, E, 1.f);
 }
 
 // The gradients that one query leaves: writes that of its sums to `to`, and gives that of its total.

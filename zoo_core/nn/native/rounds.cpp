@@ -124,11 +124,6 @@ struct Tile : Scores {
   }
 };
 
-// to = factor * to + from.
-inline void add(float* to, float factor, const float* from, int64_t width) {
-  for (int64_t e = 0; e < width; e += W) store(to + e, load(to + e) * factor + load(from + e));
-}
-
 // Hides what does not count, of the scores of a key.
 template <int V>
 struct Hide {

@@ -43,13 +43,18 @@ inline at::Tensor host_layout(const at::Tensor& like, int64_t width) {
   return at::empty({like.size(0), like.size(2), like.size(1), width}, like.options()).transpose(1, 2);
 }
 
+// Which of a sample's tokens are real, side by side; null: all.
+inline const bool* real_of(const std::optional<at::Tensor>& real, int64_t b) {
+  return real ? real->data_ptr<bool>() + b * real->stride(0) : nullptr;
+}
+
 // The real ones of a sample's tokens, by real (B, N); without it, all.
 inline std::vector<int64_t> real_tokens(
     const std::optional<at::Tensor>& real, int64_t b, int64_t length) {
   TORCH_CHECK(!real || (b < real->size(0) && real->size(1) == length), "padding of other tokens");
   std::vector<int64_t> tokens;
   tokens.reserve(length);
-  const bool* shown = real ? real->data_ptr<bool>() + b * real->stride(0) : nullptr;
+  const bool* shown = real_of(real, b);
   for (int64_t i = 0, step = real ? real->stride(1) : 0; i < length; i++)
     if (!shown || shown[i * step]) tokens.push_back(i);
   return tokens;

@@ -111,13 +111,10 @@ void pull_still(Pull& pull, const float* still, const float* free, double* of_st
 Buffer turn_all(const at::Tensor& noise) {
   const int64_t D = noise.size(0), rows = noise.size(1), R = noise.size(2);
   Buffer out(rows * R * D);
-  std::vector<const float*> some(D);
   for (int64_t k = 0; k < rows / 2; k++)
-    for (int64_t half = 0; half < 2; half++) {
-      for (int64_t d = 0; d < D; d++)
-        some[d] = noise.data_ptr<float>() + (d * rows + half * (rows / 2) + k) * R;
-      turn_rows(out.data() + (2 * k + half) * R * D, D, some.data(), D, R, 1.f);
-    }
+    for (int64_t half = 0; half < 2; half++)
+      turn(out.data() + (2 * k + half) * R * D,
+           noise.data_ptr<float>() + (half * (rows / 2) + k) * R, rows * R, D, R);
   return out;
 }
 
@@ -145,15 +142,6 @@ at::Tensor total(const std::vector<double>& sums, int64_t H, int64_t parts, int6
       for (int64_t part = 0; part < parts; part++) all += sums[(h * parts + part) * size + i];
       *to++ = static_cast<float>(all);
     }
-  return out;
-}
-
-// to (R, D): rows D, turned.
-Buffer turn(const float* from, int64_t D, int64_t R) {
-  Buffer out(R * D);
-  std::vector<const float*> rows(D);
-  for (int64_t d = 0; d < D; d++) rows[d] = from + d * R;
-  turn_rows(out.data(), D, rows.data(), D, R, 1.f);
   return out;
 }
 
@@ -189,8 +177,8 @@ std::tuple<at::Tensor, at::Tensor> encode_backward(
   const int64_t B = x.size(0), H = x.size(1), D = x.size(3);
   const int64_t K = waves_noise.size(1) / 2, R = waves_noise.size(2), n = D * K;
   at::Tensor grad_x = host_layout(x, D);
-  const Noise noise{turn_all(waves_noise), free ? turn(free->data_ptr<float>(), D, R) : Buffer(), D,
-                    K, R};
+  Noise noise{turn_all(waves_noise), Buffer(free ? R * D : 0), D, K, R};
+  if (free) turn(noise.free.data(), free->data_ptr<float>(), R, D, R);
   const std::vector<Run> runs = runs_of(shape, SOME);
   const int64_t count = static_cast<int64_t>(runs.size()), parts = parts_for(H, count);
   const int64_t size = (2 + halves.size(0)) * n + D;

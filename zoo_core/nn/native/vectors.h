@@ -170,6 +170,18 @@ inline void turn_rows(
     }
 }
 
+// to (columns, rows) = from^T, whose rows are `apart` numbers apart.
+inline void turn(float* to, const float* from, int64_t apart, int64_t rows, int64_t columns) {
+  std::vector<const float*> some(rows);
+  for (int64_t i = 0; i < rows; i++) some[i] = from + i * apart;
+  turn_rows(to, rows, some.data(), rows, columns, 1.f);
+}
+
+// to = factor * to + from.
+inline void add(float* to, float factor, const float* from, int64_t width) {
+  for (int64_t e = 0; e < width; e += W) store(to + e, load(to + e) * factor + load(from + e));
+}
+
 // c_i = sum_p a_i[p] b_p, added to what c_i holds if `add`: M rows, V vectors of columns.
 // a, c: pointers to the M rows. b: row p begins at b + p * ldb.
 template <int M, int V>
